@@ -1,6 +1,7 @@
 """The command on real scripts: what it prints, writes and leaves."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,40 @@ def test_reports_of_stops(checked: Finished) -> None:
     assert 'classname="script.none" name="stop=kill@11"' in (checked.folder / "junit.xml").read_text()
 
 
+def test_copies_are_resumed_again(checked: Finished, tmp_path: Path) -> None:
+    """With another command, as if the script were repaired; the row replaces the earlier one."""
+    shutil.copytree(checked.folder, folder := tmp_path / "x")
+    words = ["script", "--again", str(folder)]
+    refused = dcpbench(*words, folder=folder)
+    assert (refused.status, "secrets are not stored" in refused.err) == (2, True), refused.err
+    refused = dcpbench(*words, "--stop=kill@99", "--", "true", folder=folder)
+    assert "kill@99: no copy of a stop that failed; kept: kill@11" in refused.err
+    ended = dcpbench(*words, "--", sys.executable, str(BENCH / "plain.py"), "{out}", folder=folder)
+    assert ended.status == 0, ended.out + ended.err
+    assert "uninterrupted" not in ended.out
+    rows = {row.config["--stop"]: row for row in read_rows(folder)[0]}
+    assert [row["verdict"] for row in rows.values()] == ["exact", "not_reached", "exact"]
+    assert "; the saves are those of the earlier script" in str(rows["kill@11"].reason)
+
+
+def test_edited_script_of_a_copied_folder_resumes_again(tmp_path: Path) -> None:
+    (path := tmp_path / "train.py").write_text(
+        "import os, torch; torch.manual_seed(0)\n"
+        "p = torch.nn.Linear(2, 1); o = torch.optim.SGD(p.parameters(), 0.1); step = 0\n"
+        "if os.path.exists('last.pt'): state = torch.load('last.pt'); step = state['step']\n"
+        "for step in range(step + 1, 7):\n"
+        "    p(torch.full((1, 2), float(step))).sum().backward(); o.step(); o.zero_grad()\n"
+        "    if step % 2 == 0: torch.save({'p': p.state_dict(), 'step': step}, 'last.pt')\n"
+    )
+    ended = script(tmp_path / "x", "--stop=kill@4", "--", sys.executable, "train.py")
+    assert "dcpbench script --again x --stop=kill@4" in ended.out, ended.out
+    path.write_text(
+        path.read_text().replace("; step = state", "; p.load_state_dict(state['p']); step = state")
+    )
+    ended = dcpbench("script", "--again", str(tmp_path / "x"), folder=tmp_path, cwd=Path.home())
+    assert (ended.status, "1 of 1 stop exact" in ended.out) == (0, True), ended.out + ended.err
+
+
 def test_comparison_of_stops(checked: Finished) -> None:
     ended = dcpbench("compare", str(checked.folder), str(checked.folder), folder=checked.folder)
     assert (ended.status, "3 cells" in ended.out or "0 of 3" in ended.out) == (0, True), ended.out
@@ -143,7 +178,7 @@ def test_hanging_script_is_ended(tmp_path: Path) -> None:
             ["--", "torchrun", "--nnodes=2", "train.py", "{out}"],
             "nnodes=2: dcpbench script checks commands that",
         ),
-        ([], "Missing argument"),
+        ([], "-- COMMAND: is missing"),
     ],
 )
 def test_wrong_use(tmp_path: Path, words: list[str], message: str) -> None:

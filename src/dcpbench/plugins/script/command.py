@@ -20,7 +20,7 @@ script = Command(
 
     A verdict is {", ".join(STATUS)}. The exit status is 0 if every stop is exact, 1 if one is not, 2 if the
     command does not run, or a stop could not be judged.""",
-    click.Argument(["words"], nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND..."),
+    click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND..."),
     click.Option(["--stop"], multiple=True, type=checked_stop, metavar="STOP",
                  help="kill@STEP, term@STEP, rank1@STEP (before that optimizer step), write@PART:N, "
                  "torn@PART:N (at the N-th change of a file with PART in its path). "
@@ -28,6 +28,9 @@ script = Command(
     click.Option(["--resume-args"], metavar="WORDS", default="", type=shlex.split,
                  help="Words that the resume adds to the command. {newest:checkpoint-*} is the newest path "
                  "below {out} that fits, {step} the digits in it."),
+    click.Option(["--again"], metavar="FOLDER", type=click.Path(exists=True, file_okay=False),
+                 help="Resume the copies that a check kept in FOLDER, of all stops that failed or those at "
+                 "--stop, with the script as it now is. The saves are the old script's."),
     click.Option(["--every"], metavar="N", type=click.IntRange(1), default=1, show_default=True,
                  help="Record weights, gradients and optimizer state at every N-th step."),
     click.Option(["--deterministic"], is_flag=True,

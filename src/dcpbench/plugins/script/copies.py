@@ -1,6 +1,7 @@
 """A folder as a crash leaves it: copied while all its processes are stopped, and put back to be resumed."""
 
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import psutil
 
 from dcpbench.plugins.script.checkpoints import Event, is_in
 from dcpbench.records import files
+from dcpbench.records.store import write_json
 
 _LIBRARY = ctypes.CDLL(None)
 _TOUCH_S = 10.0
@@ -58,6 +60,7 @@ class Copy:
     ) -> "Copy":
         """Move the folder of a run that has ended, and cut the file that the stop cuts."""
         changed = change_times(out)
+        shutil.rmtree(folder, ignore_errors=True)  # a copy of a frozen run that failed
         folder.parent.mkdir(parents=True, exist_ok=True)
         out.rename(folder)
         return cls._cut(folder, at, event, writing, changed)
@@ -76,7 +79,22 @@ class Copy:
             cut = frozenset({event["path"]})
             with suppress(OSError), (folder / event["path"]).open("ab") as file:
                 file.truncate({"half": file.tell() // 2, "empty": 0, "made": None}[how])
-        return cls(folder, at, event, cut, writing, changed)
+        copy = cls(folder, at, event, cut, writing, changed)
+        write_json(copy.about(folder), vars(copy) | {"folder": str(folder), "cut": [*cut]})
+        return copy
+
+    @staticmethod
+    def about(folder: Path) -> Path:
+        """Return the path of the file that describes the copy in a folder."""
+        return folder.with_name("copy.json")
+
+    @classmethod
+    def kept(cls, folder: Path) -> "Copy | None":
+        """Return the copy in a folder that an earlier check made; None if there is none."""
+        if not (folder.exists() and cls.about(folder).exists()):
+            return None
+        known = json.loads(cls.about(folder).read_text())
+        return cls(**known | {"folder": folder, "cut": frozenset(known["cut"])})
 
     def newest(self, pattern: str) -> tuple[str, str] | None:
         """Return the newest path in it that fits a pattern such as `checkpoint-*` and was not being written,

@@ -121,6 +121,7 @@ class Command:
             more: words that a resume adds.
         """
         records, log = folder / f"{name}-records", folder / f"{name}.log"
+        shutil.rmtree(records, ignore_errors=True)  # of an earlier resume
         records.mkdir(parents=True)
         shutil.rmtree(self.out, ignore_errors=True)
         if source:
@@ -145,7 +146,13 @@ class Command:
         words = words if self.has_out else self.working.words(words, self.out)
         with log.open("wb") as output:
             status = self._status(words, output, settings, time.monotonic() + limit_s, stops, freezer)
-        return Run.read(records, log, status)
+        write_json(settings, known | {"status": status})
+        return self.recorded(folder, name)
+
+    def recorded(self, folder: Path, name: str) -> Run:
+        """Return a run that was made, as `run` did."""
+        status = json.loads((folder / f"{name}.json").read_text())["status"]
+        return Run.read(folder / f"{name}-records", folder / f"{name}.log", status)
 
     def _status(
         self,

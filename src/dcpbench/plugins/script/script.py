@@ -20,10 +20,11 @@ from rich.console import Console
 
 from dcpbench.code.provenance import SweepCode
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import counted, listed, path_text, size_text
+from dcpbench.config.text import counted, listed, path_text, program, size_text
 from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
 from dcpbench.plugins.script.compare import Stopped, first_noise, likely_checkpoints
+from dcpbench.plugins.script.copies import Copy
 from dcpbench.plugins.script.judge import STATUS, Runs, Verdict, judge
 from dcpbench.plugins.script.record import Run, plain
 from dcpbench.plugins.script.reference import problem_of
@@ -32,7 +33,15 @@ from dcpbench.plugins.script.stops import GENTLE, chosen
 from dcpbench.plugins.script.words import hidden, other_hosts, resume_words, secrets_of
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
-from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
+from dcpbench.records.store import (
+    ENVIRONMENT_JSON,
+    append_row,
+    keep_lines,
+    read_lines,
+    stored_rows,
+    write_csv,
+    write_json,
+)
 from dcpbench.report.show import write_reports
 from dcpbench.report.styles import style_of, text_of
 from dcpbench.sweep.signals import Signals
@@ -53,27 +62,51 @@ def main(
     folder: str | None = None,
     deterministic: bool = False,
     as_json: bool = False,
+    again: str | None = None,
 ) -> int:
     """Check a script, and return the exit status."""
-    place = Path(folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))).resolve()
+    name = again or folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))
+    place, cwd = Path(name).resolve(), Path.cwd()
+    if again:
+        known = first_row(place)
+        config = {"script.resume_args": "", **known.config}
+        words = words or shlex.split(config["script.command"])
+        resume_args = resume_args or shlex.split(config["script.resume_args"])
+        deterministic, cwd = "script.deterministic" in config, Path(known.cwd or cwd)
+        if any("***" in word for word in (*words, *resume_args)):
+            raise ConfigError("--again: secrets are not stored; add -- and the command, and --resume-args")
+    elif not words:
+        raise ConfigError("-- COMMAND: is missing")
     if host := other_hosts(words, os.environ, Path.cwd()):
         raise ConfigError(f"{host}: dcpbench script checks commands that run on one host, which is this one")
-    if place.exists() and any(place.iterdir()):
+    if not again and place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
     check, signals = (
-        Check(Command([*words], Path.cwd(), place, every, grace, deterministic), resume_args, place, console),
+        Check(Command([*words], cwd, place, every, grace, deterministic), resume_args, place, console),
         Signals(),
     )
     signals.obey()
     try:
-        rows = [*check.rows(dict.fromkeys(stop), timeout)]
+        rows = [*(check.rows_again if again else check.rows)(dict.fromkeys(stop), timeout)]
         if as_json:
             print(json.dumps([row.flat() for row in rows], indent=1))
         return check.end(rows)
     except KeyboardInterrupt:
         console.print(f"interrupted; logs and rows: {path_text(place)}", style="bold", soft_wrap=True)
         return signals.status(INTERRUPTED)
+
+
+def first_row(folder: Path) -> Row:
+    """Return the first row of an earlier check of a script.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    row = next(stored_rows(folder), None)
+    if row is None or "script.command" not in row.config:
+        raise ConfigError(f"--again {path_text(folder)}: not a folder of dcpbench script")
+    return row
 
 
 class Check:
@@ -83,7 +116,7 @@ class Check:
         self._command, self._resume_words, self._place, self._console = command, resume_words, place, console
         self._hidden = partial(hidden, secrets=secrets_of([*command.words, *resume_words]))
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._commit = SweepCode().dcpbench.commit
+        self._commit, self._note = SweepCode().dcpbench.commit, ""
 
     def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
         """Run the command uninterrupted, resume it at each stop, and yield a row when it is written."""
@@ -102,12 +135,45 @@ class Check:
             reference = self._uninterrupted("reference")
             stops = chosen(reference)
         self._frozen_at(stops)
+        yield from self._rows(stops)
+
+    def rows_again(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
+        """Resume the copies that an earlier check kept, those at `stops` or all, and yield a row when it is
+        written in place of the earlier one."""
+        self._limit_s, self._note = limit_s, "; the saves are those of the earlier script"
+        runs = [self._command.recorded(self._place / name, name) for name in ("reference", "frozen")
+                if (self._place / name / f"{name}.json").exists()]  # fmt: skip
+        self._reference, self._frozen = runs[0], runs[-1] if not runs[-1].status else runs[0]
+        lines = [*read_lines(self._place)]
+        known = [line.row.config["--stop"] for line in lines if line.row]
+        copies = {stop: copy for stop in known if (copy := Copy.kept(self._folder(stop) / "out"))}
+        if wrong := [stop for stop in stops if stop not in copies] or ([] if copies else ["--again"]):
+            kept = f"kept: {listed([*copies])}" if copies else "none is kept"
+            raise ConfigError(f"{wrong[0]}: no copy of a stop that failed; {kept}")
+        stops = stops or [*copies]
+        self._freezer = Freezer([*copies], {}, copies)
+        if not self._command.has_out:  # the script is in each copy
+            frozen = json.loads((self._place / "frozen" / "frozen.json").read_text())
+            for stop in stops:
+                self._command.working.update(copies[stop].folder, frozen["began"])
+        self._print(
+            f"resumed with the script as it now is, from what the earlier one saved: {listed([*stops])}"
+        )
+        old = [line for line in lines if line.row and line.row.config["--stop"] in stops]
+        keep_lines(self._place, [line for line in lines if line not in old], old)
+        yield from self._rows(stops)
+
+    def _rows(self, stops: Collection[str]) -> Iterator[Row]:
+        """Resume the command at each stop, and yield a row when it is written."""
 
         @cache
         def other() -> Run:
             """Return a second uninterrupted run."""
+            folder = self._place / "reference"
+            if (folder / "again.json").exists():
+                return self._command.recorded(folder, "again")
             self._says("uninterrupted once more: do two runs repeat?")
-            return self._command.run(self._place / "reference", "again", self._limit_s)
+            return self._command.run(folder, "again", self._limit_s)
 
         for stop in stops:
             began = time.monotonic()
@@ -115,6 +181,7 @@ class Check:
             name = name if name == f"stop={stop}" else f"{name}-{digest_of(stop)[:4]}"
             reference_of = other if self._reference is self._frozen else lambda: self._reference
             verdict, log = self._judged(stop, reference_of)
+            verdict = replace(verdict, reason=verdict.reason + self._note)
             seconds = time.monotonic() - began
             row = self._row(name, stop, verdict, seconds, tail(log))
             append_row(self._place, row)
@@ -122,7 +189,9 @@ class Check:
             if verdict.cause:
                 self._print(f"    likely: {verdict.cause}")
             if row.status == "fail":
+                again = [*program(), "script", "--again", path_text(self._place), f"--stop={stop}"]
                 self._print(f"    log: {path_text(log)}", "dim")
+                self._print(f"    after a repair: {shlex.join(again)}", "dim")
             elif row.status == "pass":
                 files.remove_tree(self._folder(stop) / "out")
             yield row
@@ -158,7 +227,9 @@ class Check:
             records = self._place / "frozen" / "frozen-records"
             is_due = (records / f"due-{self._freezer.stops.index(stop)}").exists()
         run: Run = frozen
-        if copy:
+        if copy and (folder / "stopped.json").exists():
+            run = self._command.recorded(folder, "stopped")
+        elif copy:
             stopped = Stopped(frozen.until(copy.time), copy, frozen)
         elif is_due:
             self._says(f"{stop}: a run of its own")
@@ -188,6 +259,7 @@ class Check:
 
         if restarted:
             self._says(f"{stop}: its launcher resumed it")
+            Copy.about(copy.folder).unlink()  # it is no crash's, and cannot be resumed
             resumed, runs = restarted, Runs(cache(restart), reference)
         else:
             resumed = resume("resumed", "resumed")

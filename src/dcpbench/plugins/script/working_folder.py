@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _LEFT_OUT = {".git", ".hg", ".svn", "__pycache__", ".cache", ".tox", ".nox", "node_modules"}
@@ -18,13 +18,22 @@ class WorkingFolder:
     @property
     def size(self) -> int:
         """The bytes that are copied."""
-        total = 0
+        return sum(path.stat().st_size for path in self._files())
+
+    def _files(self) -> Iterator[Path]:
+        """Yield the files that are copied."""
         for folder, folders, names in os.walk(self._folder):
             left_out = self._left_out(folder, folders)
             folders[:] = [name for name in folders if name not in left_out]
             paths = [Path(folder, name) for name in names]
-            total += sum(path.stat().st_size for path in paths if path.is_file() and not path.is_symlink())
-        return total
+            yield from (path for path in paths if path.is_file() and not path.is_symlink())
+
+    def update(self, target: Path, since: float) -> None:
+        """Copy the files that were changed since a time, in seconds of the epoch, into an earlier copy."""
+        for path in [path for path in self._files() if path.stat().st_ctime > since]:
+            place = target / path.relative_to(self._folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, place)
 
     def copy(self, target: Path) -> None:
         """Copy it. A relative link to a place that is not copied becomes an absolute one."""
