@@ -1,7 +1,12 @@
 """Parts of tensors are assembled from stored chunks; of large ones, one block."""
 
+import io
 import itertools
+import struct
+import zipfile
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,7 +15,7 @@ import torch
 from dcpbench.core.mismatch import Problem
 from dcpbench.verify import plain_read, snapshot
 from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_whole
+from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_whole, stored_in
 from dcpbench.verify.snapshot import TensorLeaf, digested
 
 CPU = torch.device("cpu")
@@ -149,3 +154,51 @@ def test_full_tensor_is_as_large_as_its_chunks(order: tuple[int, ...]) -> None:
     for alone in (torch.tensor(3.0), tensor):
         one = StoredChunk((0,) * alone.dim(), tuple(alone.shape), alone.clone)
         assert torch.equal(read_whole([one]), alone)
+
+
+def _archive(nested: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(nested, file)
+    return file.getvalue()
+
+
+def _as_if_large(archive: bytes) -> bytes:
+    """Return an archive whose sizes and offsets are in extra fields, as those beyond 4 GiB are."""
+    file = io.BytesIO()
+    with (
+        mock.patch.object(zipfile, "ZIP64_LIMIT", 0),
+        zipfile.ZipFile(io.BytesIO(archive)) as before,
+        zipfile.ZipFile(file, "w") as after,
+    ):
+        for record in before.infolist():
+            after.writestr(record.filename, before.read(record))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("rewritten", [bytes, _as_if_large])
+def test_archive_is_read_from_a_range(rewritten: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """Also a part of a larger storage, and beyond the first page."""
+    nested = {"w": SMALL[1:3, ::2], "half": torch.full((), 3.0).bfloat16(), "step": 4}
+    archive, path = rewritten(_archive(nested)), tmp_path / "file"
+    path.write_bytes(bytes(5001) + archive + b"more")
+    found = stored_in(path, 5001, len(archive))
+    assert torch.equal(found["w"].read(), SMALL[1:3, ::2])
+    assert (found["half"].read().item(), found["half"].sizes, found["step"]) == (3.0, (), 4)
+
+
+@pytest.mark.parametrize("damage", ["", "PK\6\7", "PK\6\6", "PK\1\2", "PK\3\4", "cut", "number", "empty"])
+def test_damaged_archive_is_refused(damage: str, tmp_path: Path) -> None:
+    """Each header has its signature, and the object its CRC."""
+    archive, path = _archive({"w": 123}), tmp_path / "file"
+    damaged = {
+        "": archive,
+        "cut": archive[:-1],
+        "number": archive.replace(bytes([ord("K"), 123]), bytes([ord("K"), 124])),
+        "empty": b"",
+    }
+    path.write_bytes(damaged.get(damage, archive.replace(damage.encode(), b"PKPK")))
+    if not damage:
+        assert stored_in(path) == {"w": 123}
+        return
+    with pytest.raises((ValueError, struct.error)):
+        stored_in(path)

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
@@ -209,7 +209,8 @@ def stored_chunks(folder: Path, rank: int | None = None) -> Stored:
     Compressed chunks are left out. With a `rank`, only that rank's metadata is used."""
     named = metadata_in(file_lengths(folder)).items()
     metadata = (read_metadata(folder / name) for name, of_rank in named if rank in (None, of_rank))
-    return _chunks_in(metadata, lambda name, *place: _read_range(folder / name, *place))
+    path_of = cache(folder.joinpath)
+    return _chunks_in(metadata, lambda name, *place: _read_range(path_of(name), *place))
 
 
 def stored_objects(objects: ObjectStore, checkpoint_id: str) -> Stored:
