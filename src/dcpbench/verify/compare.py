@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -102,30 +103,34 @@ def _like_pairs(saved: Leaves, restored: Leaves) -> Iterator[tuple[Name, torch.T
 def equal_together(pairs: Iterable[tuple[Name, torch.Tensor, torch.Tensor]]) -> dict[Name, bool]:
     """Return whether pairs of small tensors have the same bits, by name: one comparison of all their bytes,
     which costs as much as that of two tensors. Pairs that differ in dtype, shape or device are left out."""
-    groups: dict[torch.device, list[tuple[Name, torch.Tensor, torch.Tensor]]] = {}
-    for pair in pairs:
-        _, one, other = pair
+    devices: dict[torch.device, _Pairs] = {}
+    for name, one, other in pairs:
         alike = one.dtype is other.dtype and one.shape == other.shape and one.device == other.device
         if alike and one.nbytes <= SMALL_BYTES:
-            groups.setdefault(one.device, []).append(pair)
+            if one.device not in devices:
+                devices[one.device] = defaultdict(list)
+            devices[one.device][one.dtype].append((name, one, other))
     same: dict[Name, bool] = {}
-    for group in groups.values():
-        names, *sides = zip(*group, strict=True)
-        one, other = (torch.cat([_bytes(tensor) for tensor in side]) for side in sides)
-        same |= dict.fromkeys(names, True)
+    for of_dtypes in devices.values():
+        one, other = (_bytes(of_dtypes, side) for side in (1, 2))
+        group = [pair for of_dtype in of_dtypes.values() for pair in of_dtype]
+        same |= {name: True for name, *_ in group}
         if not torch.equal(one, other):
             counts = (one != other).cumsum(0, dtype=torch.int32)
             counts = torch.cat([counts.new_zeros(1), counts])
-            ends = [0, *itertools.accumulate(tensor.nbytes for tensor in sides[0])]
+            ends = [0, *itertools.accumulate(tensor.nbytes for _, tensor, _ in group)]
             until = counts[ends].tolist()
-            same |= {name: until[number] == until[number + 1] for number, name in enumerate(names)}
+            same |= {pair[0]: until[number] == until[number + 1] for number, pair in enumerate(group)}
     return same
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.resolve_conj() if tensor.dtype.is_complex else tensor
-    flat = plain.contiguous().reshape(-1)
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a single element can have any stride
+_Pairs = dict[torch.dtype, list[tuple[Any, Any, Any]]]
+
+
+def _bytes(pairs: _Pairs, side: int) -> torch.Tensor:
+    """Return the bytes of the first (1) or the second (2) tensors of pairs; a concatenation keeps them."""
+    of_dtypes = [[pair[side].reshape(-1) for pair in of_dtype] for of_dtype in pairs.values()]
+    return torch.cat([torch.cat(tensors).view(torch.uint8) for tensors in of_dtypes])
 
 
 def same_leaves(expected: Leaves, actual: Leaves) -> set[Name]:

@@ -79,7 +79,7 @@ def _hooks(name: str, owner: object) -> list[str]:
         kinds = [one for one in vars(owner).items() if type(one[1]) not in _CONTAINERS or one[1]]
     found = list[str]()
     for kind, hooks in kinds:
-        if kind.endswith("_hooks") and hooks and isinstance(hooks, Mapping | list | tuple):
+        if kind[-6:] == "_hooks" and isinstance(hooks, Mapping | list | tuple) and hooks:
             # DDP lists each communication hook with its state; they belong to the layout.
             called = hooks.values() if isinstance(hooks, Mapping) else hooks
             codes = [_code_of(hook) for hook in called if callable(hook)]
@@ -101,8 +101,6 @@ def _code_of(hook: Callable[..., Any]) -> str:
 
 def _span(tensor: torch.Tensor) -> int:
     """Return the number of bytes from a tensor's first element to the end of its last."""
-    if tensor.is_contiguous():
-        return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
@@ -110,17 +108,19 @@ def _span(tensor: torch.Tensor) -> int:
 def sharing_memory(state: Leaves) -> list[list[str]]:
     """Return the names of tensors whose bytes overlap, each set in the order of `state`. Parts of one storage
     that do not overlap, such as FSDP1's views, share nothing."""
-    names, places = [*state], []
-    for order, leaf in enumerate(state.values()):
-        if type(leaf) is TensorLeaf and leaf.local.nbytes:
-            begin, local = leaf.local.data_ptr(), leaf.local
-            places.append((begin, begin + _span(local), order))
+    local_of = ((order, leaf.local) for order, leaf in enumerate(state.values()) if type(leaf) is TensorLeaf)
+    places = [
+        (local.data_ptr(), local.nbytes if local.is_contiguous() else _span(local), order)
+        for order, local in local_of
+        if local.nbytes
+    ]
     places.sort()
-    shared: list[list[int]] = []
-    reached = 0
-    for begin, end, order in places:
-        if begin >= reached:
-            shared.append([])
-        shared[-1].append(order)
-        reached = end if end > reached else reached
-    return sorted([text_of(names[order]) for order in sorted(one)] for one in shared if len(one) > 1)
+    names, shared = [*state], dict[int, list[int]]()
+    first = reached = 0
+    for begin, length, order in places:
+        if begin < reached:
+            shared.setdefault(first, [first]).append(order)
+        else:
+            first = order
+        reached = begin + length if begin + length > reached else reached
+    return sorted([text_of(names[order]) for order in sorted(one)] for one in shared.values())

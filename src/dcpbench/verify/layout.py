@@ -140,7 +140,7 @@ def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterPart
     otherwise it has the flat parameter, whose parts are named as in its module. Only private attributes of
     torch describe them: see `FlatParameter` in torch/distributed/fsdp/_flat_param.py.
     """
-    for module in FullyShardedDataParallel.fsdp_modules(model):
+    for module in (one for one in model.modules() if isinstance(one, FullyShardedDataParallel)):
         handle = module._handle
         if handle is None or (handle._use_orig_params and not handle.uses_sharded_strategy):
             continue

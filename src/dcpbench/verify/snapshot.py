@@ -38,6 +38,7 @@ from dcpbench.verify.layout import (
     called_modules,
     extent_of,
     parameter_parts,
+    whole,
 )
 
 LARGE_BYTES = 4 * 2**20
@@ -156,18 +157,19 @@ def snapshot_optimizer(
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, ("state",))
             continue
-        local_shape = local_part(parameter).shape
+        local_shape, parts_of = local_shape_of(parameter), parts_by_id[id(parameter)]
         for holder, entry, path in slots(entries):
             value = holder[entry]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
-            like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
-            lies = bool(like and local_shape)
-            for name, part in parts_by_id[id(parameter)].items():
+            is_tensor = isinstance(value, torch.Tensor)
+            like = is_tensor and local_shape_of(value) == local_shape
+            lies = like and bool(local_shape)
+            for name, part in parts_of.items():
                 idle = part.extent.numel == 0 and 0 not in part.extent.shape
-                extent = part.extent if lies else None
-                leaf = _leaf(part.of(value) if lies else value, str(entry), extent)
+                here = value if part.place is None or not lies else part.of(value)
+                leaf = _leaf(here, str(entry), part.extent if lies else None)
                 leaves["state", name, *path] = Idle(leaf) if idle else leaf
-                if isinstance(value, torch.Tensor) and not like:
+                if is_tensor and not like and len(parts_of) > 1:
                     value = value.clone()  # each parameter in a flat one has a separate counter
     for number, group in enumerate(optimizer.param_groups):
         names = [name for parameter in group["params"] for name in parts_by_id[id(parameter)]]
@@ -227,7 +229,10 @@ def retained(leaves: Leaves) -> Leaves:
         if type(leaf) is TensorLeaf and leaf.local.nbytes > LARGE_BYTES
     }
     kept = {**leaves, **digested(large)} if large else leaves
-    return {name: leaf if type(leaf) in SCALARS else _copied(leaf) for name, leaf in kept.items()}
+    return {
+        name: _copied(leaf) if type(leaf) is TensorLeaf or type(leaf) is Idle else leaf
+        for name, leaf in kept.items()
+    }
 
 
 def digested(leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
@@ -264,12 +269,10 @@ def _blocks(part: TensorLeaf) -> Iterator[tuple[torch.Tensor, Extent]]:
 
 
 def _copied(leaf: Leaf) -> Leaf:
-    if isinstance(leaf, Idle):
-        return Idle(_copied(leaf.leaf))
-    if isinstance(leaf, TensorLeaf):
+    if type(leaf) is TensorLeaf:
         local = leaf.local.clone(memory_format=torch.contiguous_format)
         return TensorLeaf(local, leaf.extent, leaf.placements, leaf.kind)
-    return leaf
+    return Idle(_copied(leaf.leaf)) if type(leaf) is Idle else leaf
 
 
 def named_parts(model: nn.Module) -> ParameterParts:
@@ -311,11 +314,11 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def plain_fqn(model: nn.Module, name: str) -> str:
     """Return the name of a parameter in the unwrapped model."""
-    module: Any = model
-    parts, path = [], name.split(".")
-    if _WRAPPERS.isdisjoint(path) and "module" not in path:
+    if "mod" not in name:  # every wrapper's name has it
         return name
-    for part in path:
+    module: Any = model
+    parts = []
+    for part in name.split("."):
         if part not in _WRAPPERS and not (part == "module" and isinstance(module, DistributedDataParallel)):
             parts.append(part)
         module = getattr(module, "_modules", {}).get(part)
@@ -348,6 +351,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def local_shape_of(tensor: torch.Tensor) -> torch.Size:
+    """Return the shape of this rank's part of a tensor."""
+    return tensor._local_tensor.shape if isinstance(tensor, DTensor) else tensor.shape
+
+
 def is_composite(tensor: torch.Tensor) -> bool:
     """Return whether a tensor consists of others: a nested or sparse one, or one of a subclass."""
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -367,11 +375,14 @@ def kind_of(name: Name, leaf: Leaf) -> str:
 def _leaf(value: Any, kind: str, extent: Extent | None = None, name: Name = ()) -> Leaf:
     """Return the leaf of a value with this name; `extent` is that of a tensor that is part of another without
     being a DTensor. A cell with a tensor that cannot be compared is a skip."""
-    if not isinstance(value, torch.Tensor):
+    if type(value) is torch.Tensor and not value.requires_grad:  # most; there is nothing to detach
+        if value.layout is torch.strided and not value.is_nested:
+            return TensorLeaf(value, extent or whole(value), None, kind)
+    elif not isinstance(value, torch.Tensor):
         if isinstance(value, _UNCHANGING):
             return value
-        if type(value) is list and SCALARS.issuperset(map(type, value)):
-            return value.copy()
+        if type(value) in (list, tuple) and SCALARS.issuperset(map(type, value)):
+            return value[:]
         try:
             if callable(value):  # deepcopy accepts every function
                 pickle.dumps(value)
