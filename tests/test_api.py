@@ -31,7 +31,7 @@ AxisSpec Cell CellsFailedError CheckSpec Checkpointer CommandSpec Compared Compo
 Engine Executor ExecutorConfig Expect FaultConfig MetricSpec Mismatch ParallelConfig Plugin Problem Ranks
 Result
 SaveConfig ScenarioConfig Skip StageConfig StorageConfig TextSpec Trainer Workload audit check
-engine read_sweep sweep
+engine read_sweep script sweep
 """
 WITHOUT_RANKS = dict([PRETENDED.split("=")])
 SMALL = {"device": "cpu", "world_size": 1, "saves": 1, **dict(word.split("=") for word in ONE_STEP)}

@@ -10,6 +10,7 @@ Importing it imports neither torch nor pandas. Classes that need torch are impor
 import os
 import re
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -76,7 +77,7 @@ __all__ = [
     "Component", "Config", "ConfigError", "Defect", "Engine", "Executor", "ExecutorConfig", "Expect",
     "FaultConfig", "MetricSpec", "Mismatch", "ParallelConfig", "Plugin", "Problem", "Ranks", "Result",
     "SaveConfig", "ScenarioConfig", "Skip", "StageConfig", "StorageConfig", "TextSpec", "Trainer", "Workload",
-    "audit", "check", "engine", "read_sweep", "sweep",
+    "audit", "check", "engine", "read_sweep", "script", "sweep",
 ]
 # fmt: on
 
@@ -169,15 +170,16 @@ class Result:
         """
         if self.ok:
             return
-        from dcpbench.analysis.frame import ok, planned, records
+        from dcpbench.analysis.frame import noun, ok, planned, records
         from dcpbench.analysis.runs import names_of, why_failed
 
         rows = planned(self.rows)
-        failed = rows[~ok(rows)]
+        failed, skipped = rows[~ok(rows)], rows[rows["status"].eq("skip")]
         if len(failed):
-            head = f"{len(failed)} of {counted(len(rows), 'cell')} failed"
-        elif len(rows) and rows["status"].eq("skip").all():
-            head, failed = "every cell was skipped", rows
+            head = f"{len(failed)} of {counted(len(rows), noun(rows))} failed"
+        elif len(skipped) and (len(skipped) == len(rows) or self.exit_status == WRONG_CONFIGURATION):
+            every = f"every {noun(rows)} was" if len(skipped) == len(rows) else f"{len(skipped)} were"
+            head, failed = f"{every} skipped", skipped
         else:
             head = "the sweep is not complete"
         lines = []
@@ -221,7 +223,7 @@ def check(
     for key, value in keys.items():
         if key in AXES and isinstance(value, list | tuple):
             raise ConfigError(f"{key}={value}: check runs one cell; use sweep for several values")
-    return _run([*_build_words(build, options), *overrides(keys)], folder, config_dir, _import_root(build))
+    return _sweep([*_build_words(build, options), *overrides(keys)], folder, config_dir, _import_root(build))
 
 
 @_without_frames
@@ -250,7 +252,40 @@ def sweep(
             words.append(override(key, *values))
         else:
             words += overrides({key: values})
-    return _run(words, folder, config_dir, _import_root(build))
+    return _sweep(words, folder, config_dir, _import_root(build))
+
+
+@_without_frames
+def script(
+    command: Sequence[str | Path],
+    *,
+    stops: Sequence[str] = (),
+    resume_args: Sequence[str] = (),
+    folder: str | Path | None = None,
+    **options: Any,
+) -> Result:
+    """Check whether a training script resumes exactly, as `dcpbench script` does, in a separate process.
+
+    Args:
+        command: the words that start it; `{out}` stands for the folder of its output. `python` and `torchrun`
+            are those of this process's environment.
+        stops: where to stop it, such as `kill@15`; by default one of each kind.
+        resume_args: words that a resume adds.
+        folder: a new or empty folder for the results; by default one below `outputs/`.
+        options: other options of the command: `timeout=60`, `deterministic=True`.
+
+    Raises:
+        ConfigError: the command does not run, or cannot be judged; the log that is named says why.
+    """
+    words = [f"--stop={stop}" for stop in stops]
+    words += [f"--resume-args={shlex.join(resume_args)}"] if resume_args else []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option] * bool(value) if isinstance(value, bool) else [f"{option}={value}"]
+    place = _place(folder)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    asked = ["script", "--json", f"--dir={place}", *words, "--", *map(str, command)]
+    return _run(asked, place, {**os.environ, "PATH": path})
 
 
 @contextmanager
@@ -367,21 +402,30 @@ def _import_root(build: str | Callable[..., Any] | None) -> Path | None:
     return _root(Path(build.rpartition("::")[0])) if isinstance(build, str) and "::" in build else None
 
 
-def _run(
+def _place(folder: str | Path | None) -> Path:
+    """Return the folder of a sweep: this one, or a new one."""
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+    return Path(folder or Path("outputs", name)).resolve()
+
+
+def _sweep(
     words: Sequence[str], folder: str | Path | None, config_dir: str | Path | None, root: Path | None
 ) -> Result:
-    """Run a sweep in a separate process, which a test runner, a notebook or Hydra cannot disturb.
+    """Run a sweep."""
+    own, place = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else [], _place(folder)
+    return _run(["run", *own, *words, override("hydra.sweep.dir", place)], place, _environment(root))
+
+
+def _run(asked: Sequence[str], place: Path, environment: Mapping[str, str]) -> Result:
+    """Run a command in a separate process, which a test runner, a notebook or Hydra cannot disturb. Its rows
+    are in `place`.
 
     Its progress goes to stderr as it comes, and its warnings become Python's when it has ended. Ctrl-C is
     passed on once, and the process then ends.
     """
     from dcpbench.cli.engine import started
 
-    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-    place = Path(folder or Path("outputs", name)).resolve()
-    own = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else []
-    asked, environment = ["run", *own, *words, override("hydra.sweep.dir", place)], _environment(root)
-    said, messages, kept = "", list[str](), _KEPT.get()
+    said, messages, kept = "", list[str](), _KEPT.get() if asked[0] == "run" else None
     driver = kept.start(asked, environment) if kept else started(["dcpbench", *asked], environment)
     try:
         for line in driver.stderr or ():
@@ -396,11 +440,12 @@ def _run(
     finally:
         driver.communicate()
     status = driver.returncode
-    is_wrong = status == WRONG_CONFIGURATION
-    if not is_wrong and (status not in (0, 1) or not (place / "results.jsonl").exists()):
+    has_rows = (place / "results.jsonl").exists()
+    is_wrong = status == WRONG_CONFIGURATION and (bool(messages) or not has_rows)
+    if not is_wrong and (status not in (0, 1, WRONG_CONFIGURATION) or not has_rows):
         raise RuntimeError(f"dcpbench ended with exit status {status}:\n{said}")
     for message in messages[: -1 if is_wrong else None]:
-        warnings.warn(message, stacklevel=4)  # at the call of `check` or `sweep`
+        warnings.warn(message, stacklevel=5)  # at the call of `check` or `sweep`
     if is_wrong:
         raise ConfigError(messages[-1] if messages else said)
     return Result(place, int(status or 0))

@@ -143,6 +143,11 @@ def planned(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["retry_of"].isna()].reset_index(drop=True)
 
 
+def noun(frame: pd.DataFrame) -> str:
+    """Return the noun for a row: `stop` of a script, or `cell`."""
+    return "stop" if len(frame) and frame["cell"].str.startswith("stop=").all() else "cell"
+
+
 def outcomes(frame: pd.DataFrame) -> list[StatusSpec]:
     """Return what each row is shown as."""
     return [shown(**row) for row in records(frame[["status", "flaky", "fault_seen"]])]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
-from dcpbench.analysis.frame import is_true, ok, records
+from dcpbench.analysis.frame import is_true, noun, ok, records
 from dcpbench.config.text import listed, program
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
@@ -109,9 +109,9 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
-    """Return a name of each row's cell: the axes and overrides that vary."""
-    if frame.empty:
-        return frame["cell"]
+    """Return a name of each row's cell: the axes and overrides that vary; of a stop its own."""
+    if frame.empty or noun(frame) == "stop":
+        return frame["cell"].str.removeprefix("stop=")
     cells = with_cells(frame, identity_keys(frame))
     return pd.Series(cell_names(cells, without="-"), frame.index, "string")
 

@@ -119,9 +119,9 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def cells_text(cells: int, runs: int) -> str:
+def cells_text(cells: int, runs: int, what: str = "cell") -> str:
     """Return `5 cells`, or `2 cells in 5 runs`."""
-    return counted(cells, "cell") + (f" in {counted(runs, 'run')}" if runs > cells else "")
+    return counted(cells, what) + (f" in {counted(runs, 'run')}" if runs > cells else "")
 
 
 def byte_unit(number: float) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, planned, read_sweeps
+from dcpbench.analysis.frame import Sweeps, noun, planned, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind, remarks
 from dcpbench.config.text import counted, done_text
@@ -46,7 +46,10 @@ MOST_CELLS = 50
 """More cells than this are shown as a pivot: one line for each would be more than a screen."""
 
 _MOST_KINDS = 20
-_WHERE_TO_LOOK = "in full: report.html, dcpbench show FOLDER CELL; logs: rank*.log in the folder of each cell"
+_WHERE_TO_LOOK = {
+    "cell": "in full: report.html, dcpbench show FOLDER CELL; logs: rank*.log in the folder of each cell",
+    "stop": "in full: report.html, and issue.md in the folder of each stop",
+}
 _FORMATS = {
     ".txt": "table",
     ".md": "markdown",
@@ -155,7 +158,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []
-    more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
+    more += [_WHERE_TO_LOOK[noun(frame)]] if first["again"].ne("").any() else []
     more += [*shared_gpu_sentences(frame, sweeps.environments.values()), *remarks(frame)]
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""

@@ -8,13 +8,14 @@ import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
-from dcpbench.analysis.frame import is_false, is_true, ok, records
+from dcpbench.analysis.frame import is_false, is_true, noun, ok, records
 from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
 from dcpbench.config.text import byte_unit, cells_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SHOWN
+from dcpbench.records.row import dict_in
 from dcpbench.report.document import Table, checks_text, entry, plain
 
 _ALWAYS = [spec.name for spec in AXES.values() if spec.always]
@@ -33,7 +34,8 @@ def summary(frame: pd.DataFrame) -> Table:
     cells = one_per_cell(frame)
     cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
     cells = cells.sort_values("place", kind="stable", ignore_index=True)
-    title, table = told_apart(cells)
+    is_of_script = noun(frame) == "stop"
+    title, table = _of_script(cells) if is_of_script else told_apart(cells)
     table["status"] = status_text(cells).map(plain)
     runs = runs_text(cells)
     if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
@@ -41,10 +43,17 @@ def summary(frame: pd.DataFrame) -> Table:
         timed = cells["timed_runs"]
         some = timed.between(1, cells["runs"] - 1)
         table["runs"] += timed.map(lambda number: f", {number} timed").where(some, "")
-    table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
+    if not is_of_script:
+        table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
     for metric in shown_metrics(cells):
         table[metric] = [entry(metric, value) for value in cells[metric]]
     return Table(title, table, ("status",))
+
+
+def _of_script(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """Return the command of a script, as a title, and a table of the stops."""
+    command = dict_in(cells["config"][0]).get("script.command", "")
+    return f"all stops: {command}", pd.DataFrame({"stop": cells["cell"].str.removeprefix("stop=")})
 
 
 def told_apart(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
@@ -76,7 +85,9 @@ def headline(frame: pd.DataFrame, left: int = 0) -> str:
     """Count cells, runs if there are more of them, and statuses, and how many cells are `left`."""
     cells = len(one_per_cell(frame))
     more = f", {left:,} left" if left else ""
-    return f"{cells_text(cells, len(frame))}: {counts(frame)}{more}" if cells else "0 cells: no rows yet"
+    if not cells:
+        return "0 cells: no rows yet"
+    return f"{cells_text(cells, len(frame), noun(frame))}: {counts(frame)}{more}"
 
 
 def counts(frame: pd.DataFrame) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
 from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
-from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, planned, records, short_names
+from dcpbench.analysis.frame import Sweeps, as_text, noun, ok, outcomes, planned, records, short_names
 from dcpbench.analysis.runs import cell_numbers, remarks
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
@@ -124,7 +124,7 @@ def _verdict(frame: pd.DataFrame, complete: bool) -> str:
     if frame.empty:
         return "This sweep has no rows yet."
     cells = cell_numbers(frame).nunique()
-    size = counted(cells, "cell")
+    size = counted(cells, noun(frame))
     size = size if cells == len(frame) else f"{counted(len(frame), 'run')} of {size}"
     found = outcomes(frame)
     bad, good = ([spec for spec in found if spec.ok is wanted] for wanted in (False, True))
