@@ -12,7 +12,6 @@ import runpy
 import signal
 import socket
 import sys
-import traceback
 from pathlib import Path
 from typing import BinaryIO
 
@@ -106,7 +105,7 @@ def _child(
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:  # noqa: BLE001
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -123,11 +123,10 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
         then = f"; then {_explained(compared, differences, words)[0]}" if differences else ""
         word = "older" if loaded else "scratch"
         return replace(verdict, word=word, reason=reason + then + failure, cause=cause, first=first)
-    handler = stopped.run.of_kind("handler")
-    if handler and not any(saved["t"] > handler[0]["t"] for saved in stopped.run.of_kind("saved")):
-        error = handler[0]["error"]
-        reason = f"takes step {loaded}: the handler of SIGTERM saved nothing, it failed: {error}"
-        return replace(verdict, word="older", reason=reason, first=first)
+    if error := _failed_to_save(compared):
+        reason = f"takes step {loaded}: SIGTERM was handled, but no save followed: {error}"
+        cause = KINDS["checkpoint"]["workers"] if "DataLoader worker" in error else ""
+        return replace(verdict, word="older", reason=reason, cause=cause, first=first)
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
         first = Difference(last + 1, 0, "steps")
         return replace(verdict, word="hangs", reason=f"hangs after step {last}", first=first)
@@ -261,6 +260,21 @@ def _whole_numbers(difference: Difference) -> bool:
     """Tell whether only whole numbers of the script differ in what is saved."""
     values = [str(difference.actual.get(name, difference.expected.get(name))) for name in difference.names]
     return all(value.startswith("=") and value[1:].lstrip("-").isdigit() for value in values)
+
+
+def _failed_to_save(compared: Compared) -> str:
+    """Return the exception that ended a rank after SIGTERM, for which it has a handler, if the checkpoint
+    taken was written before the signal; empty without."""
+    signalled = compared.stopped.copy.event["t"]
+    taken = [
+        begins
+        for member in compared.family.members
+        if member.date == compared.loaded
+        for version in member.versions
+        for _, begins, *_ in version.paths
+    ]
+    failed = compared.stopped.run.of_kind("failed")
+    return str(failed[0]["error"]) if failed and max(taken, default=0.0) < signalled else ""
 
 
 def _powerless(compared: Compared, kinds: Named) -> str:

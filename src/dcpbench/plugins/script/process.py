@@ -108,7 +108,8 @@ class Process:
 
     def terminate(self, ranks: Mapping[int, bool]) -> None:
         """Send SIGTERM to all descendants: first to ranks that do not handle it, then to others, last to
-        ranks that do. The workers of a loader have time to end: a rank that needs them fails each time."""
+        ranks that do. A scheduler signals all at once, and the workers of a loader end while a step is made
+        and saved. Tiny steps can be faster, so a rank is signalled after the end of its workers."""
         processes = self.descendants()
         others = [process for process in processes if not ranks.get(process.pid)]
         _terminate(sorted(others, key=lambda process: process.pid not in ranks))
@@ -152,8 +153,11 @@ def _ignores_term(process: psutil.Process) -> bool:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    """Tell whether a process has threads left: its parent is notified when the last one has ended, which can
+    be long after the first."""
+    with suppress(psutil.Error, OSError):
+        threads = [*Path(f"/proc/{process.pid}/task").iterdir()]
+        return len(threads) > 1 or bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 

@@ -185,13 +185,17 @@ class Stop:
         with open(f"{marker}.tmp", "w") as file:
             json.dump([self._log.world_size, os.getpid(), handles], file)
         os.rename(file.name, marker)
-        try:
-            if number == signal.SIGTERM:
-                while not os.path.exists(os.path.join(self._log.folder, "signalled")):
-                    time.sleep(0.002)
-            else:
-                signal.raise_signal(number)  # to this thread, which does not run on
-        except Exception as error:
-            if handles:
-                self._log.write("handler", error=repr(error))
-            raise
+        if handles:
+            hook = sys.excepthook
+
+            def failed(kind: Any, error: BaseException, trace: Any) -> None:
+                if isinstance(error, Exception):
+                    self._log.guarded(lambda: self._log.write("failed", error=repr(error)))
+                hook(kind, error, trace)
+
+            sys.excepthook = failed
+        if number == signal.SIGTERM:
+            while not os.path.exists(os.path.join(self._log.folder, "signalled")):
+                time.sleep(0.002)
+        else:
+            signal.raise_signal(number)  # to this thread, which does not run on
