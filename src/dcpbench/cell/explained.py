@@ -75,14 +75,33 @@ def needs_copy(cell: Cell) -> bool:
     return any(one.from_before and one.applies(cell.config) for one in _defects().values())
 
 
+def differs(comparisons: Mapping[Any, Comparison]) -> bool:
+    """Return whether this rank has a mismatch."""
+    return any(comparison.compared.found for comparison in comparisons.values())
+
+
+def differ_anywhere(cell: Cell, moment: Moment, comparisons: Mapping[Any, Comparison]) -> bool:
+    """Return whether a rank has a mismatch, if a defect can affect the cell at a moment; then collective."""
+    return bool(defects_at(cell, moment)) and any(cell.world.gathered(differs(comparisons)))
+
+
 def explained(
-    cell: Cell, moment: Moment, comparisons: Mapping[Part, Comparison], reference: Any
+    cell: Cell,
+    moment: Moment,
+    comparisons: Mapping[Part, Comparison],
+    reference: Any,
+    anywhere: bool | None = None,
 ) -> dict[Part, Compared]:
     """Name in each mismatch the defect that causes it, if one can affect the cell; then collective.
-    Comparisons are by part of the state or by check; `reference` is what defects get at this moment."""
-    comparisons, defects = dict(comparisons), defects_at(cell, moment)
-    if defects and any(cell.world.gathered(any(one.compared.found for one in comparisons.values()))):
-        for by, defect in defects.items():
+
+    Args:
+        comparisons: by part of the state or by check.
+        reference: what defects get at this moment.
+        anywhere: whether they `differ_anywhere`, if that is known.
+    """
+    comparisons = dict(comparisons)
+    if differ_anywhere(cell, moment, comparisons) if anywhere is None else anywhere:
+        for by, defect in defects_at(cell, moment).items():
             for state in defect.expected(cell, moment, reference):
                 for part in state.keys() & comparisons.keys():
                     comparison = comparisons[part]
@@ -91,11 +110,15 @@ def explained(
 
 
 def explained_in_checkpoint(
-    cell: Cell, moment: Moment, checkpoint: Checkpoint, comparisons: Mapping[StatePart, Comparison]
+    cell: Cell,
+    moment: Moment,
+    checkpoint: Checkpoint,
+    comparisons: Mapping[StatePart, Comparison],
+    anywhere: bool | None = None,
 ) -> dict[StatePart, Compared]:
     """Name the defects in mismatches with what a checkpoint has, as `explained` does."""
     before = cell.unrestored.get(checkpoint.checkpoint_id, {})
-    return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before))
+    return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before), anywhere)
 
 
 def record_restored(
@@ -103,7 +126,10 @@ def record_restored(
 ) -> None:
     """Record comparisons of what was loaded or read with what a checkpoint has, with the defects that cause
     mismatches."""
-    for part, compared in explained_in_checkpoint(cell, "restored", checkpoint, comparisons).items():
+    if anywhere := differ_anywhere(cell, "restored", comparisons):
+        cell.to_mend.add(str(checkpoint))
+    by_part = explained_in_checkpoint(cell, "restored", checkpoint, comparisons, anywhere)
+    for part, compared in by_part.items():
         cell.record(CHECK_OF[part], compared, where)
 
 
@@ -132,6 +158,8 @@ def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None =
 def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
     Return why that is not possible, if it is not; collective."""
+    if str(checkpoint) not in cell.to_mend:
+        return None
     parts = [part for part in checkpoint.state if part is not StatePart.flags]
     wrong = {part: explained_names(cell, part, checkpoint) for part in parts}
     if not any(cell.world.gathered(any(wrong.values()))):

@@ -16,11 +16,12 @@ from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.cell.checkpoint_files import wait_until_seen
-from dcpbench.cell.explained import explain_raised, explained_in_checkpoint
+from dcpbench.cell.explained import differs, explain_raised, explained_in_checkpoint
 from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
 from dcpbench.verify.audit import compare_manifest
+from dcpbench.verify.compare import Comparison
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import build_run
@@ -280,36 +281,42 @@ def finish(cell: Cell, in_flight: Save) -> Checkpoint:
     with cell.phase("verify", "seen"):
         on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), str(checkpoint))
     cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), number, phase)
-    with cell.phase("verify", "audit"):
-        _audit(cell, in_flight, on_several_hosts)
     with cell.phase("verify", "plain_read"):
-        _compare_files(cell, in_flight)
+        comparisons = _compare_files(cell, in_flight)
+    with cell.phase("verify", "audit"):
+        anywhere = _audit(cell, in_flight, on_several_hosts, differs(comparisons))
+        compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons, anywhere).values()
+        if comparisons:
+            sides = "saved {}", "{} in the files"
+            cell.record("files_equal", sum(compared, NOTHING), str(checkpoint), sides)
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint, number)
     return checkpoint
 
 
-def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool) -> None:
+def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool, files_differ: bool) -> bool:
     """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
-    synced; note the digests of its files."""
+    synced; note the digests of its files. Return whether its files differ from the saved state on a rank;
+    collective."""
     checkpoint, checkpointer = in_flight.checkpoint, cell.checkpointer
     files = checkpoint_files.digests_of(cell, in_flight, on_several_hosts)
-    mine = in_flight.keys, files, _synced(cell, checkpoint)
+    mine = in_flight.keys, files, _synced(cell, checkpoint), files_differ
     where = f"once the save of step {checkpoint.step} had ended"
     cell.record("side_effect_free", in_flight.still_open(), where, side_effects.LEFT_OPEN)
-    keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
+    keys, (files, *_), synced, differing = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
         cell.report.late_files.append(f"{name} {checkpoint}: not there when save returned on this rank")
     if why := checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
-        return
+        return any(differing)
     compared = NOTHING
     if cell.world.rank == 0:
         expected = {key: entry for of_rank in keys for key, entry in of_rank.items()}
         known = None if None in synced else set().union(*synced)
         compared = compare_manifest(checkpointer.manifest(checkpoint.checkpoint_id), expected, files, known)
     cell.record("checkpoint_whole", compared, str(checkpoint))
+    return any(differing)
 
 
 def _synced(cell: Cell, checkpoint: Checkpoint) -> set[str] | None:
@@ -322,18 +329,15 @@ def _synced(cell: Cell, checkpoint: Checkpoint) -> set[str] | None:
     return cell.synced(Path(checkpoint.checkpoint_id))
 
 
-def _compare_files(cell: Cell, in_flight: Save) -> None:
+def _compare_files(cell: Cell, in_flight: Save) -> dict[StatePart, Comparison]:
     """Compare a checkpoint's files, read without their writer, with the saved state."""
-    checkpoint = in_flight.checkpoint
-    stored = cell.checkpointer.stored(checkpoint.checkpoint_id)
+    stored = cell.checkpointer.stored(in_flight.checkpoint.checkpoint_id)
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
-        return
-    comparisons = {
+        return {}
+    return {
         part: compare_stored(leaves, stored, cell.world.device) for part, leaves in in_flight.in_files.items()
     }
-    compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons).values()
-    cell.record("files_equal", sum(compared, NOTHING), str(checkpoint), ("saved {}", "{} in the files"))
 
 
 def _measure_raw(cell: Cell, checkpoint: Checkpoint, number: int) -> None:
