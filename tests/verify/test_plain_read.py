@@ -16,6 +16,7 @@ from dcpbench.core.mismatch import Problem
 from dcpbench.verify import plain_read, snapshot
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_whole, stored_in
+from dcpbench.verify.process_state import open_descriptors
 from dcpbench.verify.snapshot import TensorLeaf, digested
 
 CPU = torch.device("cpu")
@@ -181,7 +182,9 @@ def test_archive_is_read_from_a_range(rewritten: Callable[[bytes], bytes], tmp_p
     nested = {"w": SMALL[1:3, ::2], "half": torch.full((), 3.0).bfloat16(), "step": 4}
     archive, path = rewritten(_archive(nested)), tmp_path / "file"
     path.write_bytes(bytes(5001) + archive + b"more")
+    before = open_descriptors()
     found = stored_in(path, 5001, len(archive))
+    assert open_descriptors() == before
     assert torch.equal(found["w"].read(), SMALL[1:3, ::2])
     assert (found["half"].read().item(), found["half"].sizes, found["step"]) == (3.0, (), 4)
 

@@ -110,7 +110,7 @@ class Cell:
         ended: a copy of the state that they had after their last step, by checkpoint id.
         unrestored: a copy of the state that a load target had before a load, by checkpoint id, if a known
             defect of torch may leave some of it.
-        to_mend: checkpoints, as texts, whose load left a mismatch on some rank that a defect may cause.
+        unexplained: checkpoints, as texts, in whose last load no known defect can have made anything wrong.
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
@@ -128,7 +128,7 @@ class Cell:
     saved: dict[str, Run] = field(default_factory=dict)
     ended: dict[str, State] = field(default_factory=dict)
     unrestored: dict[str, State] = field(default_factory=dict)
-    to_mend: set[str] = field(default_factory=set)
+    unexplained: set[str] = field(default_factory=set)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))

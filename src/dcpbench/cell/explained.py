@@ -126,8 +126,8 @@ def record_restored(
 ) -> None:
     """Record comparisons of what was loaded or read with what a checkpoint has, with the defects that cause
     mismatches."""
-    if anywhere := differ_anywhere(cell, "restored", comparisons):
-        cell.to_mend.add(str(checkpoint))
+    anywhere = differ_anywhere(cell, "restored", comparisons)
+    (cell.unexplained.discard if anywhere else cell.unexplained.add)(str(checkpoint))
     by_part = explained_in_checkpoint(cell, "restored", checkpoint, comparisons, anywhere)
     for part, compared in by_part.items():
         cell.record(CHECK_OF[part], compared, where)
@@ -158,7 +158,7 @@ def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None =
 def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
     Return why that is not possible, if it is not; collective."""
-    if str(checkpoint) not in cell.to_mend:
+    if str(checkpoint) in cell.unexplained:
         return None
     parts = [part for part in checkpoint.state if part is not StatePart.flags]
     wrong = {part: explained_names(cell, part, checkpoint) for part in parts}

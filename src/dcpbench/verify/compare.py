@@ -75,6 +75,8 @@ def differences(
             other = restored[name]
             if same.get(name) or (leaf is other and type(leaf) in SCALARS):
                 continue
+            if type(leaf) is type(other) and type(leaf) in SCALARS and leaf and leaf == other:
+                continue  # zeros can differ in their sign
             if name in same and not closely:
                 found[name] = Mismatch(text_of(name), Problem.differs, leaf.kind)
             elif mismatch := _compare_leaves(name, leaf, other, recall, closely):
@@ -268,6 +270,8 @@ def _compare_leaves(
         return None
     if names_parameters(name, expected) and same_value(in_order(expected), in_order(actual)):
         return None
+    if not closely:
+        return Mismatch(text_of(name), Problem.value)
     facts = {"expected": repr(expected), "actual": repr(actual)}
     return Mismatch(text_of(name), Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
 

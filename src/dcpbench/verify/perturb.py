@@ -232,9 +232,9 @@ def made_different(leaf: Any, name: Any = None, elements: slice = slice(-1, None
     if isinstance(leaf, Idle):
         return leaf
     if isinstance(leaf, TensorLeaf):
-        copied = replace(leaf, local=leaf.local.clone(memory_format=torch.contiguous_format))
-        bits(copied.local)[elements].bitwise_xor_(1)
-        return copied
+        local = leaf.local.clone(memory_format=torch.contiguous_format)
+        bits(local)[elements].bitwise_xor_(1)
+        return TensorLeaf(local, leaf.extent, leaf.placements, leaf.kind)
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))

@@ -196,11 +196,24 @@ def stored_in(path: Path, offset: int = 0, length: int | None = None) -> Any:
     Raises:
         ValueError, struct.error: these bytes are not an archive of `torch.save`.
     """
+    with _mapped(path, offset, length) as archive:  # the unpickler would keep the file open
+        return _Records(archive, path, offset).load()
+
+
+def _mapped(path: Path, offset: int, length: int | None) -> memoryview:
+    """Map a range of a file, by default to its end."""
     before = offset % ALLOCATIONGRANULARITY
     size = 0 if length is None else before + length
     with path.open("rb") as file:
         mapped = mmap(file.fileno(), size, access=ACCESS_COPY, offset=offset - before)
-    return _Records(memoryview(mapped)[before:]).load()
+    return memoryview(mapped)[before:]
+
+
+def _elements(
+    path: Path, begin: int, size: int, dtype: torch.dtype, sizes: Any, strides: Any, offset: int
+) -> torch.Tensor:
+    """Return the tensor in a record of a file."""
+    return torch.frombuffer(_mapped(path, begin, size), dtype=dtype).as_strided(sizes, strides, offset)
 
 
 def _header(kind: tuple[bytes, struct.Struct], archive: memoryview, at: int) -> tuple[int, ...]:
@@ -236,19 +249,20 @@ class _Other:
 
 
 class _Records(pickle.Unpickler):
-    def __init__(self, archive: memoryview) -> None:
-        self._archive, self._places = archive, _places(archive)
+    def __init__(self, archive: memoryview, path: Path, offset: int) -> None:
+        self._archive, self._path, self._offset = archive, path, offset
+        self._places = _places(archive)
         (pickled,) = (name for name in self._places if name[-9:] == "/data.pkl")
-        self._root, content = pickled[:-9], self._content(pickled)
+        self._root, (begin, size) = pickled[:-9], self._content(pickled)
+        content = bytes(archive[begin : begin + size])
         if zlib.crc32(content) != self._places[pickled][0]:
             raise ValueError(f"{pickled!r} has another CRC than its archive says")
         super().__init__(io.BytesIO(content))
 
-    def _content(self, name: str) -> memoryview:
-        """Return the bytes of a record, which is never compressed."""
+    def _content(self, name: str) -> tuple[int, int]:
+        """Return offset and length of the bytes of a record, which is never compressed."""
         _, size, begin = self._places[name]
-        begin += _RECORD_SIZE + sum(_header(_RECORD, self._archive, begin))
-        return self._archive[begin : begin + size]
+        return begin + _RECORD_SIZE + sum(_header(_RECORD, self._archive, begin)), size
 
     def persistent_load(self, pid: Any) -> tuple[torch.dtype, str]:
         _, storage, name, *_ = pid
@@ -273,8 +287,7 @@ class _Records(pickle.Unpickler):
     ) -> StoredChunk:
         """Return the chunk of a tensor; its dtype is in `others` if its storage has none."""
         dtypes = (other for other in others if isinstance(other, torch.dtype))
-        read = partial(self._read, next(dtypes, storage[0]), storage[1], tuple(sizes), strides, offset)
+        begin, size = self._content(storage[1])
+        place = self._path, self._offset + begin, size, next(dtypes, storage[0])
+        read = partial(_elements, *place, tuple(sizes), strides, offset)
         return StoredChunk((0,) * len(sizes), tuple(sizes), read)
-
-    def _read(self, dtype: torch.dtype, name: str, *place: Any) -> torch.Tensor:
-        return torch.frombuffer(self._content(name), dtype=dtype).as_strided(*place)

@@ -192,9 +192,9 @@ def _resources() -> Resources:
         "threads": Counter(threads),
         "processes": Counter(children),
         "open_files": Counter(
-            name for number, name in descriptors.items() if number > 2 and name.startswith("/")
+            [name for number, name in descriptors.items() if number > 2 and name[0] == "/"]
         ),
-        "descriptors": Counter(descriptors[number] for number in counted),
+        "descriptors": Counter([descriptors[number] for number in counted]),
         "groups": Counter(groups),
     }
 
@@ -205,7 +205,7 @@ def _accepted(descriptors: Mapping[int, str]) -> set[int]:
     Each socket is asked: the kernel's tables list the sockets of every process, and grow with the host.
     """
     listening, ports = set[int](), dict[int, int]()
-    for number in (number for number, name in descriptors.items() if name.startswith("socket:")):
+    for number in [number for number, name in descriptors.items() if name[:7] == "socket:"]:
         with suppress(OSError):  # closed by now, or of a family without addresses
             one = socket.socket(fileno=number)
             try:
@@ -223,8 +223,10 @@ def open_descriptors() -> dict[int, str]:
     """Return the target of each descriptor of this process: a path, or `socket:[number]`."""
     opened = {}
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - called often, and this is faster
-        with suppress(OSError):  # closed by now, like the descriptor of the listing
+        try:
             opened[int(number)] = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        except OSError:
+            continue  # closed by now, like the descriptor of the listing
     return opened
 
 

@@ -110,7 +110,7 @@ def samples_of(batch: Batch) -> int | None:
         return len(batch) if any(_rows(item) != _rows(batch[0]) for item in batch) else None
     nodes: list[Any] = []
     mapped(nodes.append, batch, lambda node: None, partial(_is_divisible, batch))
-    rows = _rows([node for node in nodes if isinstance(node, _ARRAYS)])
+    rows = _rows(tuple(node for node in nodes if isinstance(node, _ARRAYS)))
     rows = rows - {1} or rows
     samples = next(iter(rows), 0)
     for node in nodes:
