@@ -96,7 +96,8 @@ def _one_block(key: str, leaf: DigestedLeaf) -> DigestedLeaf:
 
 def _rows_of(extent: Extent) -> Extent:
     """Return the same part, with the smallest box of complete rows that contains it."""
-    if not extent.box or extent.order[:1] not in ((), (0,)):
+    complete = extent.numel == math.prod(extent.box)
+    if complete or not extent.box or extent.order[:1] not in ((), (0,)):
         return extent
     row = math.prod(extent.box[1:])
     first, last = extent.start // row, -(-(extent.start + extent.numel) // row)
@@ -218,7 +219,7 @@ def _elements(
 
 def _header(kind: tuple[bytes, struct.Struct], archive: memoryview, at: int) -> tuple[int, ...]:
     signature, layout = kind
-    if archive[at : at + len(signature)] != signature:
+    if archive[at : at + 4] != signature:
         raise ValueError(f"byte {at} of the archive does not begin with {signature!r}")
     return layout.unpack_from(archive, at)
 

@@ -158,12 +158,12 @@ def snapshot_optimizer(
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, ("state",))
             continue
-        local_shape, parts_of = local_shape_of(parameter), parts_by_id[id(parameter)]
+        local_shape, parts_of = local_part(parameter).shape, parts_by_id[id(parameter)]
         for holder, entry, path in slots(entries):
             value = holder[entry]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
             is_tensor = isinstance(value, torch.Tensor)
-            like = is_tensor and local_shape_of(value) == local_shape
+            like = is_tensor and getattr(value, "_local_tensor", value).shape == local_shape
             lies = like and bool(local_shape)
             for name, part in parts_of.items():
                 idle = part.extent.numel == 0 and 0 not in part.extent.shape
@@ -350,11 +350,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, detached, not copied."""
     # `to_local` returns a separate view for a parameter, and needs the gradient mode changed.
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def local_shape_of(tensor: torch.Tensor) -> torch.Size:
-    """Return the shape of this rank's part of a tensor."""
-    return tensor._local_tensor.shape if isinstance(tensor, DTensor) else tensor.shape
 
 
 def is_composite(tensor: torch.Tensor) -> bool:
