@@ -20,7 +20,6 @@ KEYS: dict[str, list[Any]] = {
     "device": ["auto", "cpu"],
     "seed": [0, 1],
     "load_world_size": [None, 2],
-    "optimizer_state": [None, "plain"],
     "activation_checkpointing": [None, "layer"],
     "load_parallel": [None, "ddp"],
     "save_at": [None, 0],

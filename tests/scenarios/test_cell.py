@@ -219,7 +219,7 @@ def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
     run.options = StateDictOptions(ignore_frozen_params=True)
     leaves = live_state(run)
     beside = {("beside",): TensorLeaf(torch.zeros(1), leaves[StatePart.model]["net1.bias",].extent, None)}
-    promised = promised_keys(as_saved(run, leaves), run.numbers, beside)
+    promised = promised_keys(as_saved(run, leaves), beside)
     expected = {f"model.{name}" for name in parameters.keys() - set(frozen)}
     assert {key for key in promised if key.startswith("model.")} == expected
     others = {key for key in promised if not key.startswith("model.")}

@@ -6,9 +6,8 @@ import pytest
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.core.state import Name, StatePart, key_of, text_of
-from dcpbench.workloads.build_run import build
-from support.alone import bare_cell, config, run_alone, unexplained, world
+from dcpbench.core.state import StatePart
+from support.alone import bare_cell, config, run_alone, unexplained
 
 pytestmark = pytest.mark.cell
 
@@ -64,34 +63,3 @@ def test_unstepped_optimizer_is_empty_before_the_load() -> None:
 def test_other_mismatch_is_not_a_known_failure() -> None:
     ran = run_alone("weight_lowest_bit", **SMALL, load_into="never_stepped_gradients")
     assert "net1.weight" in unexplained(ran, "gradients-at-load")
-
-
-@pytest.mark.parametrize("scenario", ["chain", "convert"])
-def test_optimizer_is_restored_by_numbers(scenario: str) -> None:
-    ran = run_alone(**{**SMALL, "saves": 2}, scenario=scenario, optimizer_state="plain", verify="deep")
-    assert ran.verdict.status == "pass", ran.verdict.reason
-    whole = ran.verdict.details["checks"]["checkpoint_whole"]["control"]
-    assert whole
-
-
-def test_moment_lost_by_its_number_is_reported() -> None:
-    ran = run_alone("exp_avg_zeroed", **SMALL, optimizer_state="plain")
-    assert ran.verdict.fault_seen is True, ran.verdict.reason
-
-
-def test_optimizer_keys_are_numbers() -> None:
-    named, numbered = (
-        build(config(model="short", optimizer="adamw_groups", **how), world(), 0)
-        for how in ({}, {"optimizer_state": "plain"})
-    )
-    assert named.numbers == {}
-    # Weights are the first group.
-    assert numbered.numbers == {"net1.weight": 0, "net2.weight": 1, "net1.bias": 2, "net2.bias": 3}
-    keys: dict[Name, str] = {
-        ("state", "net1.bias", "exp_avg"): "optimizer.state.2.exp_avg",
-        ("param_groups", 0, "lr"): "optimizer.param_groups.0.lr",
-    }
-    for name, key in keys.items():
-        assert key_of(StatePart.optimizer, name, numbered.numbers) == key
-        assert key_of(StatePart.optimizer, name, named.numbers) == f"optimizer.{text_of(name)}"
-    assert key_of(StatePart.extra, ("state", "net1.bias"), numbered.numbers) == "state.net1.bias"

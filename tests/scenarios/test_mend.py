@@ -180,7 +180,7 @@ def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_p
     cell = bare_cell(tmp_path, config(**SMALL))
     state: State = retained_state(trained(cell, 2))
     stored = {
-        key_of(part, name, {}): leaf.local + (not is_right)
+        key_of(part, name): leaf.local + (not is_right)
         for part in (StatePart.model, StatePart.optimizer, StatePart.extra)
         for name, leaf in state[part].items()
         if isinstance(leaf, TensorLeaf) and leaf.dtype == torch.float32

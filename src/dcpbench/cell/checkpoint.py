@@ -1,6 +1,6 @@
 """A checkpoint together with the state that a load has to restore."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -33,7 +33,6 @@ class Checkpoint:
         checkpoint_id: its path.
         state: what was saved, by part: this rank's parts or, from another layout, digests of full tensors.
         named: the state under the names that its state dicts have; empty if these are not known.
-        numbers: parameter numbers by FQN, if the optimizer state is saved under numbers.
         by_content: compare full tensors, because the load target has another layout.
         how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
         overlapping: checkpoints whose saves were in flight at the same time.
@@ -43,7 +42,6 @@ class Checkpoint:
     checkpoint_id: str
     state: State
     named: State = field(default_factory=dict)
-    numbers: Mapping[str | int, int] = field(default_factory=dict)
     by_content: bool = False
     how: str = ""
     overlapping: list["Checkpoint"] = field(default_factory=list)
@@ -59,7 +57,7 @@ class Checkpoint:
     def keyed(self, state: State) -> StateByKey:
         """Return a state by the flattened keys of the checkpoint."""
         return {
-            part: {key_of(part, name, self.numbers): leaf for name, leaf in leaves.items()}
+            part: {key_of(part, name): leaf for name, leaf in leaves.items()}
             for part, leaves in state.items()
         }
 
@@ -80,7 +78,7 @@ class Checkpoint:
 
     def recall_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[Name], torch.Tensor | None]:
         """Return a function that reads a tensor by its name in a part; each rank may call it alone."""
-        return lambda name: checkpointer.read_tensor(self.checkpoint_id, key_of(part, name, self.numbers))
+        return lambda name: checkpointer.read_tensor(self.checkpoint_id, key_of(part, name))
 
     def compare(
         self,

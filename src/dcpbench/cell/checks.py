@@ -292,7 +292,7 @@ def verify_values(
     """Check that values which were read by their flattened keys are those that were saved, tensors in full;
     collective over `group`."""
     for part, leaves in saved.state.items():
-        keys = {name: key_of(part, name, saved.numbers) for name in leaves}
+        keys = {name: key_of(part, name) for name in leaves}
         actual = leaves_like(leaves, keys, values)
         how = partial(saved.compare, group=group, recall=saved.recall_of(part, cell.checkpointer))
         compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)

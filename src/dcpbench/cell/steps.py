@@ -263,8 +263,8 @@ def save(
     if parts is not None:
         saved = {part: saved[part] for part in parts}
     cell.saved[checkpoint_id] = run
-    checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved), run.numbers)
-    keys = promised_keys(checkpoint.named, checkpoint.numbers, extra)
+    checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved))
+    keys = promised_keys(checkpoint.named, extra)
     in_files = checkpoint.keyed(before_a_step(checkpoint.named, run))
     return Save(checkpoint, pending, files, still_open, keys, in_files, number)
 

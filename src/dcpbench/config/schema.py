@@ -98,7 +98,6 @@ class Config:
     resume_steps: int = key(
         0, "steps compared after each checkpoint is loaded; 0: two, of a trainer 23 or more", least=0
     )
-    optimizer_state: groups.OptimizerStateAs | None = None
     saves: int = key(3, "checkpoints that a cell writes while training; each is loaded and verified", least=1)
     save_at: int | None = key(
         None, "step of a further checkpoint; 0: before the optimizer has state", least=0

@@ -96,11 +96,6 @@ _OWN = (
     ),
     AxisSpec("load_into", "what a checkpoint is loaded into", group=True),
     AxisSpec(
-        "optimizer_state",
-        "form of the saved optimizer state; plain: its own state dict, keyed by parameter number; "
-        "null: as DCP's functions return it, keyed by parameter name",
-    ),
-    AxisSpec(
         "activation_checkpointing",
         "activations to recompute in backward; layer: those of each layer; compiled_layer: also "
         "compile each layer separately; null: keep all",

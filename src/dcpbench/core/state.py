@@ -1,6 +1,6 @@
 """The parts of the state of a run, each of which is compared separately."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from enum import StrEnum
 from functools import lru_cache
 from typing import TypeVar
@@ -53,15 +53,10 @@ def named(names: Iterable[Key], texts: Container[str]) -> list[Key]:
     return [name for name in names if text_of(name) in texts]
 
 
-def key_of(part: StatePart, name: Name, numbers: Mapping[str | int, int]) -> str:
+def key_of(part: StatePart, name: Name) -> str:
     """Return the flattened key of a value in a checkpoint.
 
-    Args:
-        numbers: of the parameters by FQN, if the optimizer state is saved under numbers.
-
-    >>> key_of(StatePart.optimizer, ("state", "net1.weight", "exp_avg"), {"net1.weight": 2})
-    'optimizer.state.2.exp_avg'
+    >>> key_of(StatePart.optimizer, ("state", "net1.weight", "exp_avg"))
+    'optimizer.state.net1.weight.exp_avg'
     """
-    if part is StatePart.optimizer and name[0] == "state":
-        name = ("state", numbers.get(name[1], name[1]), *name[2:])
     return f"{_KEY_PREFIXES.get(part, '')}{text_of(name)}"

@@ -24,7 +24,6 @@ from dcpbench.verify.snapshot import (
     named_as_saved,
     named_parameters,
     named_parts,
-    parts_of_each,
     retained,
     snapshot_model,
     snapshot_nested,
@@ -57,7 +56,6 @@ from dcpbench.workloads.stateful import (
     MovingObject,
     Noise,
     OptimizerState,
-    PlainOptimizerState,
     SavedObjects,
     SchedulerMadeByLoad,
     TrainState,
@@ -116,7 +114,6 @@ class OwnRun:
         self.options = StateDictOptions(**config.state_dict.options())
         self.accumulate, self.user_step = workload.accumulate, workload.step
         self._workload, self._called = workload, called or self.model
-        self._optimizer_state = config.optimizer_state
         self.is_users = config.workload.target is not None
         with named_as_saved(self.model):
             objects = workload.state(self.model) if callable(workload.state) else workload.state or {}
@@ -168,13 +165,12 @@ class OwnRun:
 
     def state(self) -> dict[str, Any]:
         """Return one `Stateful` for each top-level key."""
-        optimizer = PlainOptimizerState if self._optimizer_state else OptimizerState
         keep = partial(setattr, self, "scheduler")
         made_later = SchedulerMadeByLoad(self._scheduler_made, keep, self.optimizer)
         left_out = self.limits.leaves_out if self.limits.left_out else None
         return {
             "model": ModelState(self.model, self.options, left_out),
-            "optimizer": optimizer(self.model, self.optimizer, self.options),
+            "optimizer": OptimizerState(self.model, self.optimizer, self.options),
             **({"scheduler": self.scheduler or made_later} if self._workload.scheduler else {}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
@@ -231,13 +227,6 @@ class OwnRun:
     def trained(self) -> list[nn.Parameter]:
         """The parameters of the optimizer."""
         return [value for group in self.optimizer.param_groups for value in group["params"]]
-
-    @property
-    def numbers(self) -> dict[str | int, int]:
-        if not self._optimizer_state:
-            return {}
-        parts = parts_of_each(named_parts(self.model))
-        return {name: number for number, value in enumerate(self.trained) for name in parts[id(value)]}
 
     def train(self, batches: Batches, until: int, note: Note | None = None) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step. `note` is

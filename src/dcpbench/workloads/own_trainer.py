@@ -189,10 +189,6 @@ class TrainerRun:
         trained = [value for group in self.optimizer.param_groups for value in group["params"]]
         return [*{id(value): value for value in (*self.model.parameters(), *trained)}.values()]
 
-    @property
-    def numbers(self) -> dict[str | int, int]:
-        return {}
-
     def state(self) -> dict[str, Any]:
         """Return the trainer, which is not a `Stateful`."""
         return {"trainer": self}

@@ -87,10 +87,6 @@ class Run(Protocol):
     limits: Limits
     comes_after: str
 
-    @property
-    def numbers(self) -> Mapping[str | int, int]:
-        """The numbers under which the optimizer state is saved, by FQN; empty if it is saved by FQN."""
-
     def state(self) -> dict[str, Any]:
         """Return what a checkpointer saves, and loads into, by top-level key."""
 

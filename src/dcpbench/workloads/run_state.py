@@ -1,7 +1,7 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from dcpbench.verify.snapshot import (
     expected_of,
     named_parameters,
     named_parts,
-    names_parameters,
     retained,
     snapshot_model,
     snapshot_nested,
@@ -135,21 +134,16 @@ def as_saved(run: Run, saved: State) -> State:
     if optimizer := state.get(StatePart.optimizer):
         if run.options.flatten_optimizer_state_dict:
             optimizer = by_parameter(optimizer)
-        if numbers := run.numbers:
-            optimizer = {
-                name: [numbers[fqn] for fqn in leaf] if names_parameters(name, leaf) else leaf
-                for name, leaf in optimizer.items()
-            }
         state[StatePart.optimizer] = optimizer
     return state
 
 
-def promised_keys(named: State, numbers: Mapping[str | int, int], extra: Leaves | None) -> Keys:
+def promised_keys(named: State, extra: Leaves | None) -> Keys:
     """Return the keys that a save has to write on this rank: of a state under the names of its state dicts,
-    with the `numbers` of its parameters if it is saved under these, and of what is saved in addition."""
+    and of what is saved in addition."""
     promised = expected_of(extra or {})
     for part, leaves in named.items():
-        promised |= expected_of({key_of(part, name, numbers): leaf for name, leaf in leaves.items()})
+        promised |= expected_of({key_of(part, name): leaf for name, leaf in leaves.items()})
     return promised
 
 

@@ -141,16 +141,6 @@ class OptimizerState:
         )
 
 
-class PlainOptimizerState(OptimizerState):
-    """An optimizer saved by its own state dict, under the numbers of its parameters."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
-
-
 class SchedulerMadeByLoad:
     """A scheduler that its load creates, after the optimizer's load. Its state dict, which a load fills, is
     that of another scheduler. Making one changes learning rates, so the optimizer's groups have copies of

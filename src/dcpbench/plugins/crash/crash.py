@@ -114,7 +114,7 @@ def _train_and_save(cell: Cell, folder: str) -> Run:
         saved = steps.finish(cell, steps.save(cell, run, Path(_place(cell, folder, step)).name))
     steps.train(cell, run, last)
     state = retained_state(run)
-    killed = Checkpoint(last, _place(cell, folder, last), state, numbers=run.numbers)
+    killed = Checkpoint(last, _place(cell, folder, last), state)
     steps.decide_state(cell, reference, [saved, killed])
     handover.leave(cell, replace(reference, checkpoints=[saved, killed]), any_layout=True)
     return run

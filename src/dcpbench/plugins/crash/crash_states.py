@@ -79,7 +79,7 @@ def _left(cell: Cell, save: Save) -> Checkpoint:
     state, saved = State(), save.checkpoint
     with cell.phase("verify", "left"):
         for part, leaves in saved.named.items():
-            names = (name for name in leaves if key_of(part, name, saved.numbers) in save.keys)
+            names = (name for name in leaves if key_of(part, name) in save.keys)
             full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
             differing = {finding.name for finding in compared.found}
             if agreed := {name: leaf for name, leaf in full.items() if text_of(name) not in differing}:

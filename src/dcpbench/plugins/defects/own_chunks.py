@@ -29,7 +29,7 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
             was = reference.before.get(part, {}).get(name)
             leaf = reference.actual[part].get(name)
             if isinstance(was, TensorLeaf) and isinstance(leaf, TensorLeaf):
-                own = stored.get(key_of(part, name, checkpoint.numbers), ())
+                own = stored.get(key_of(part, name), ())
                 state[part][name] = loaded_alone(was, leaf, own)
     yield state
 

@@ -15,7 +15,7 @@ _PART = StatePart.optimizer
 
 
 def _applies(config: Config) -> bool:
-    return not config.own_trainer and not config.optimizer_state
+    return not config.own_trainer
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
