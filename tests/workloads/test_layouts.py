@@ -121,16 +121,3 @@ def test_stages_with_equal_names_overwrite_others(layouts: Finished) -> None:
     row = layouts.row(parallel="stages_alike")
     assert row["status"] == "error", row["reason"]
     assert "Size mismatch" in row["reason"]
-
-
-@pytest.mark.slow
-def test_twice_divided_gradients_have_a_known_defect(layouts: Finished) -> None:
-    row = layouts.row(parallel="fsdp2_ep_sums", fault=None)
-    assert (row["status"], row["gradient_close"]) == ("xfail", False), row["reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_twice_divided_gradients_hide_no_other_defect(layouts: Finished) -> None:
-    row = layouts.row(parallel="fsdp2_ep_sums", fault="weight_lowest_bit")
-    assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]

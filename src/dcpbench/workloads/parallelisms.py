@@ -206,17 +206,15 @@ def pipeline(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.M
 
 def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """Experts over `ep`, with `fully_shard` of each rank's over `dp_shard`; everything else by `fully_shard`
-    over all ranks. Every rank has different samples, which all experts see. The option `sums` reduces the
-    experts' gradients by sums."""
+    over all ranks. Every rank has different samples, which all experts see."""
     options = fully_shard_options(config)
-    # gloo can only sum, and over one rank torch then divides twice: findings/gradient-divide-factor.md
-    sums = options.pop("sums", mesh["dp_shard"].size() > 1)
     for name in config.ep_plan:
         experts = model.get_submodule(name)
         hooks: Any = _to_all_experts, _to_own_samples
         distribute_module(experts, mesh["ep"], _shard_first, *hooks)
         sharded = fully_shard(experts, mesh=mesh["dp_shard"], **options)
-        sharded.set_force_sum_reduction_for_comms(sums)
+        # gloo can only sum, and over one rank torch then divides twice: findings/gradient-divide-factor.md
+        sharded.set_force_sum_reduction_for_comms(mesh["dp_shard"].size() > 1)
         # Their gradients are sums over the samples of all ranks in an `ep` group.
         sharded.set_gradient_divide_factor(mesh.size())
     fully_shard(model, mesh=with_timeout(mesh._flatten("dp_shard_ep")), **options)

@@ -16,7 +16,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
-from dcpbench.plugins.defects import divided_twice, trained_alone
+from dcpbench.plugins.defects import trained_alone
 from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.sweep import known_failures
 from dcpbench.verify.compare import Comparison
@@ -166,17 +166,6 @@ def test_isolated_replicas_have_their_own_gradients(tmp_path: Path) -> None:
     expected = by(trained_alone.defect, cell)
     assert explains(expected, name, gradient / 2, both) == (True, True, False)
     assert not explains(expected, name, (gradient + 1) / 2, both)[0]
-
-
-def test_summed_gradients_of_experts_are_divided_twice(tmp_path: Path) -> None:
-    given = config(**{**SMALL, "model": "experts"}, parallel="fsdp2_ep_sums", world_size=4)
-    given.parallel.ep_plan = {"experts": ""}
-    cell = bare_cell(tmp_path, given, world(0, 4))
-    assert defects_at(cell, "twin").keys() == {"divided_twice"}
-    twin, mean = summed_twin(ONE, OTHER), (ONE + OTHER) / 2
-    expected = by(divided_twice.defect, cell)
-    assert explains(expected, "experts.0.weight", mean / 4, twin) == (True, True, False)
-    assert explains(expected, "net1.weight", mean / 4, twin) == (True, False, False)
 
 
 def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
