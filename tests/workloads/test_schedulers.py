@@ -89,18 +89,3 @@ def test_integer_keys_are_not_restored() -> None:
         "noise_one_draw_ahead", **RATES, scenario="stateful_or_not", scheduler="multi_step"
     )
     assert "noise.generator" in unexplained(with_another, "integer-keys")
-
-
-@pytest.mark.parametrize("kind", [None, "lambda", "sequential", "one_cycle"])
-def test_scheduler_made_after_the_load_sets_the_lr(kind: str | None) -> None:
-    chosen = {"scheduler": kind} if kind else {}
-    ran = run_alone(**RATES, **chosen, load_into="no_scheduler")
-    failed = ran.reports[0].checks["optim_equal"].distinct.values()
-    rate = "initial_lr" if kind in (None, "lambda") else "lr"
-    assert f"param_groups.0.{rate}" in {finding.name for finding in failed}
-    assert unexplained(ran, "scheduler-after-load") == set()
-
-
-def test_scheduler_that_sets_nothing_is_restored() -> None:
-    ran = run_alone(**RATES, scheduler="reduce_on_plateau", load_into="no_scheduler")
-    assert ran.verdict.status == "pass", ran.verdict.reason

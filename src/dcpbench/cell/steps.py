@@ -86,14 +86,14 @@ def other_seed(cell: Cell, number: int) -> int:
     return cell.config.seed + 1000 * (number + 1)
 
 
-def parallel_run(cell: Cell, seed: int, scheduler: bool = True, limits: Limits = NO_LIMITS) -> Run:
+def parallel_run(cell: Cell, seed: int, limits: Limits = NO_LIMITS) -> Run:
     """Build a run under the parallelism of the cell, or the user's trainer. Without `scheduler` a load
     creates that; `limits` are those that an earlier run has shown."""
     run: Run
     if cell.config.own_trainer:
         run = TrainerRun(cell.config, cell.world, seed, limits)
     else:
-        run = build_run.build(cell.config, cell.world, seed, scheduler, limits)
+        run = build_run.build(cell.config, cell.world, seed, limits)
     for hook in hooks("run"):
         hook(cell, run)
     return run
@@ -120,13 +120,12 @@ def build_target(cell: Cell, record: Story, number: int = 0, step: int = 0) -> R
         number: of the target; each has its own seed.
         step: after which the checkpoint was saved that it is for.
     """
-    into = cell.config.load_into
     cell.report.trains = "before the load"
     with cell.phase("build"):
-        target = parallel_run(cell, other_seed(cell, number), into.scheduler, record.limits)
+        target = parallel_run(cell, other_seed(cell, number), record.limits)
         if isinstance(target, OwnRun):  # a trainer prepares its own load
             target.component.prepare(target.model, step)
-            if into.filled:
+            if cell.config.load_into.filled:
                 target.fill_optimizer()
     return target
 

@@ -267,17 +267,15 @@ class ComponentConfig(Group):
 
 @dataclass
 class LoadIntoConfig:
-    """The run that a checkpoint is loaded into, if it is not as trainers should make it: with a scheduler,
-    with optimizer state (`filled`, if only with zeros), and without gradients.
+    """The run that a checkpoint is loaded into, if it is not as trainers should make it: with optimizer
+    state (`filled`, if only with zeros), and without gradients.
 
-    With `gradients` it has those of a step that was not taken. Without `scheduler` the scheduler is made, and
-    loaded, after the optimizer was loaded.
+    With `gradients` it has those of a step that was not taken.
     """
 
     name: str = MISSING
     filled: bool = True
     gradients: bool = False
-    scheduler: bool = True
 
 
 @dataclass

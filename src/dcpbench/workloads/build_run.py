@@ -56,13 +56,10 @@ _LARGE_BYTES = 2**26
 """Models of more bytes are exchanged between the devices of the ranks."""
 
 
-def build(
-    config: Config, world: World, seed: int, scheduler: bool = True, limits: Limits = NO_LIMITS
-) -> OwnRun:
+def build(config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> OwnRun:
     """Build the run of a cell under its parallelism, compiled if the cell is.
 
     Args:
-        scheduler: make the learning rate scheduler, which a load does otherwise.
         limits: those that an earlier run of the cell has shown.
     """
     sizes = config.parallel.mesh_sizes(world.size)
@@ -93,9 +90,7 @@ def build(
         computes_in=(*computes_in(config.parallel),),
     )
     workload = replace(workload, model=model)
-    run = OwnRun(
-        config, world, workload, component, seed, scheduler=scheduler, pipeline=pipeline, limits=limits
-    )
+    run = OwnRun(config, world, workload, component, seed, pipeline=pipeline, limits=limits)
     kinds = {type(optimizer).__name__ for optimizer in each_of(run.optimizer)}
     if parallelisms.flattens(model) and "Adafactor" in kinds:  # a load can hang
         raise Skip("Adafactor needs full matrices, which FSDP1 flattens; use parallel=ddp")

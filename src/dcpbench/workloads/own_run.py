@@ -57,7 +57,6 @@ from dcpbench.workloads.stateful import (
     Noise,
     OptimizerState,
     SavedObjects,
-    SchedulerMadeByLoad,
     TrainState,
     change_state,
 )
@@ -95,7 +94,6 @@ class OwnRun:
         component: Component,
         seed: int,
         *,
-        scheduler: bool = True,
         called: nn.Module | None = None,
         pipeline: Pipeline | None = None,
         limits: Limits = NO_LIMITS,
@@ -104,7 +102,6 @@ class OwnRun:
 
         Args:
             workload: with the wrapped model.
-            scheduler: make the learning rate scheduler, which a load does otherwise.
             called: the module that the loss calls, if it is not the model.
             pipeline: the schedule, if the model is a stage of one.
             limits: what of it cannot be compared, but for what its workload leaves out of checkpoints.
@@ -122,8 +119,11 @@ class OwnRun:
             raise Skip(f"state: {min(both)!r} is also a name of the component; choose another one")
         self.saved = SavedObjects({**component.objects, **objects}, partial(is_not_saved, workload))
         self.optimizer = as_one(self.optimizers)
-        self._scheduled_later = not scheduler
-        self.scheduler: Any = self._scheduler_made() if scheduler and workload.scheduler else None
+        self.scheduler: Any = None
+        if workload.scheduler:
+            made = workload.scheduler(self.optimizers)
+            listed(made, "scheduler")
+            self.scheduler = Schedulers(made) if isinstance(made, SEVERAL) else made
         self.limits = replace(limits, left_out=(*self._left_out(),))
         generators = ALL if self.is_users else OF_TORCH  # a user's model may draw from any
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
@@ -152,26 +152,18 @@ class OwnRun:
 
     @property
     def schedulers(self) -> list[Any]:
-        """Each learning rate scheduler; none before a load creates them."""
+        """Each learning rate scheduler."""
         if isinstance(self.scheduler, Schedulers):
             return [*self.scheduler.by_key.values()]
         return [] if self.scheduler is None else [self.scheduler]
 
-    def _scheduler_made(self) -> Any:
-        assert self._workload.scheduler is not None
-        made = self._workload.scheduler(self.optimizers)
-        listed(made, "scheduler")
-        return Schedulers(made) if isinstance(made, SEVERAL) else made
-
     def state(self) -> dict[str, Any]:
         """Return one `Stateful` for each top-level key."""
-        keep = partial(setattr, self, "scheduler")
-        made_later = SchedulerMadeByLoad(self._scheduler_made, keep, self.optimizer)
         left_out = self.limits.leaves_out if self.limits.left_out else None
         return {
             "model": ModelState(self.model, self.options, left_out),
             "optimizer": OptimizerState(self.model, self.optimizer, self.options),
-            **({"scheduler": self.scheduler or made_later} if self._workload.scheduler else {}),
+            **({} if self.scheduler is None else {"scheduler": self.scheduler}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
@@ -186,9 +178,9 @@ class OwnRun:
             "train_state": vars(self.train_state),
         }
         extra = snapshot_nested(objects) | self.saved.leaves()
-        if not self._workload.scheduler:
+        if self.scheduler is None:
             return {StatePart.extra: extra}
-        scheduler = dict(self.scheduler.state_dict()) if self.scheduler else {}
+        scheduler = dict(self.scheduler.state_dict())
         return {StatePart.scheduler: snapshot_nested({"scheduler": scheduler}), StatePart.extra: extra}
 
     def attributes(self) -> Leaves:
@@ -208,8 +200,6 @@ class OwnRun:
         self.component.forget(seed)
         for generator in self.random.of_model().values():
             reseed(generator, seed)
-        if self._scheduled_later:
-            self.scheduler = None
         for scheduler in self.schedulers:
             change_state(scheduler)
         return {

@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.optim import Optimizer
 
 from dcpbench.verify.compare import bits
 from dcpbench.verify.perturb import perturb_model, perturbed
@@ -139,35 +138,6 @@ class OptimizerState:
         set_optimizer_state_dict(
             self.model, each_of(self.optimizer), optim_state_dict=state_dict, options=self.options
         )
-
-
-class SchedulerMadeByLoad:
-    """A scheduler that its load creates, after the optimizer's load. Its state dict, which a load fills, is
-    that of another scheduler. Making one changes learning rates, so the optimizer's groups have copies of
-    their values while it is made.
-
-    Args:
-        make: makes another scheduler.
-        keep: gets that of the run.
-    """
-
-    def __init__(self, make: Callable[[], Any], keep: Callable[[Any], None], optimizer: Optimizer) -> None:
-        self._make, self._keep, self._optimizer = make, keep, optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        before = [(group, dict(group)) for group in self._optimizer.param_groups]
-        for group, values in before:
-            group |= {key: copy.deepcopy(value) for key, value in values.items() if key != "params"}
-        state: dict[str, Any] = self._make().state_dict()
-        for group, values in before:
-            group.clear()
-            group.update(values)
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        made = self._make()
-        made.load_state_dict(state_dict)
-        self._keep(made)
 
 
 class TensorObject:

@@ -17,7 +17,6 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.plugins.defects import as_list, one_replica
 from dcpbench.plugins.defects._slices import slices
-from dcpbench.plugins.defects.never_stepped import never_stepped
 from dcpbench.plugins.defects.own_chunks import loaded_alone
 from dcpbench.plugins.defects.sliced_by_shard import is_cut, set_again
 from dcpbench.plugins.defects.state_of_frozen import without_frozen
@@ -162,24 +161,6 @@ def test_list_equal_to_the_tuple_is_explained() -> None:
     actual = {"betas": [0.8, 0.9], "eps": [None, 2.0], "lr": (0.1,), "weight": 2.0}
     made = as_list.defect.expected(None, "restored", restored(StatePart.optimizer, saved, actual))
     assert [same_leaves(one[StatePart.optimizer], actual) for one in made] == [{"betas"}]
-
-
-@pytest.mark.parametrize(("restored", "same"), [(1.0, True), (2.0, False)])
-def test_counter_of_one_idle_step_is_explained(restored: float, same: bool) -> None:
-    step = torch.tensor(restored)
-    actual = {("state", "w", "step"): Idle(TensorLeaf(step, whole(step), None, "step"))}
-    assert same_leaves(never_stepped(actual), actual) == (actual.keys() if same else set())
-
-
-def test_moments_without_a_step_are_zeros() -> None:
-    zeros, step = torch.zeros(3), torch.ones(())
-    actual: Leaves = {
-        ("state", "w", "exp_avg"): TensorLeaf(zeros, whole(zeros), None),
-        ("state", "v", "exp_avg"): TensorLeaf(zeros + 1, whole(zeros), None),
-        ("state", "w", "step"): TensorLeaf(step, whole(step), None),
-        ("param_groups", 0, "lr"): 0.0,
-    }
-    assert same_leaves(never_stepped(actual), actual) == {("state", "w", "exp_avg"), ("state", "w", "step")}
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,12 @@ HIDES = {
     "drawn_scheduler": ("fail", "state_resume_equal: net1.weight"),
     "drawn_moment": ("fail", "optim_equal: state.net"),
     "drawn_rate": ("fail", "optim_equal: param_groups.0.lr"),
-    "late_scheduler": ("xfail", "known failure scheduler-after-load: a scheduler sets the learning rate"),
-    "late_scheduler_rate": ("fail", "optim_equal: param_groups.0.lr"),
     "converted_to_tp": ("xfail", "known failure fsdp1-tp-optimizer-state: under FSDP1"),
     "converted_to_tp_moment": ("fail", "optim_equal: state.net"),
 }
 
 
-KEPT = ("missing", "writer_zeroed", "alone_bit", "drawn_scheduler", "late_scheduler_rate")
+KEPT = ("missing", "writer_zeroed", "alone_bit", "drawn_scheduler", "drawn_rate")
 """Of each kind: a failure with an error, with zeros, with a bit, with a fault in a later step, and with a
 hyperparameter. test_matrix.py has a failure alone, and crash/test_storage_failure.py one of lost saves."""
 

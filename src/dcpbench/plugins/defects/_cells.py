@@ -49,4 +49,4 @@ def loads_alone(config: Config) -> bool:
 
 def new_target(cell: Cell) -> OwnRun:
     """Build a load target."""
-    return build_run.build(cell.config, cell.world, cell.config.seed + 1, cell.config.load_into.scheduler)
+    return build_run.build(cell.config, cell.world, cell.config.seed + 1)

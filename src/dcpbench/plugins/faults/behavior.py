@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.plugins.faults.registry import fault, on_one_rank
-from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT, SCHEDULED, WITH_MOMENTS
+from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
 
 if TYPE_CHECKING:
     from dcpbench.plugins.faults.targets import Target
@@ -45,7 +45,7 @@ def second_step_wrong(target: "Target", after: int, by: float, from_first: bool 
     optimizer.step = step
 
 
-@fault(Expect("state_resume_equal", rank=0), only=SCHEDULED)
+@fault(Expect("state_resume_equal", rank=0))
 def scheduler_stuck(target: "Target") -> None:
     """Stop the scheduler. Its attributes are its state, so its class is replaced instead."""
     scheduler = target.state["scheduler"]

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from dcpbench.plugins.faults.targets import Target
 
 WITH_MOMENTS = {"optimizer": Only(["adam", "adamw", "adamw_groups"], "it needs two moments")}
-SCHEDULED = {
-    "load_into": Only(["default", "never_stepped", "gradients"], "it needs a scheduler before the load")
-}
 A_WEIGHT, A_BIAS = r"[\w.]+\.weight", r"[\w.]+\.bias"
 """Patterns of parameter names in any model."""
 
@@ -87,7 +84,7 @@ def generators_of_rank_0(target: "Target") -> None:
     target.state["random"].states = target.gathered(target.state["random"].states)[0]
 
 
-@fault(Expect("extra_equal", r"scheduler\.last_epoch", 0), only=SCHEDULED)
+@fault(Expect("extra_equal", r"scheduler\.last_epoch", 0))
 def scheduler_one_epoch_behind(target: "Target") -> None:
     """Set the scheduler back by one epoch."""
     target.state["scheduler"].last_epoch -= 1
