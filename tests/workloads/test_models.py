@@ -50,19 +50,17 @@ def defective(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 IN_TRAINING = {"training": True, "gradient_close": True, "batch_loss_close": True}
 BUFFER: dict[str, Any] = {"model_equal": False, "optim_equal": True, "loss_resume_equal": True, **IN_TRAINING}
-EXPERT: dict[str, Any] = {"model_equal": False, "optim_equal": False, "extra_equal": True}
 NO_KEY = "Missing key in checkpoint state_dict: optimizer.state.experts.unused.weight"
 LOST: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("batch_norm", "ddp"): ("xfail", "buffers-of-some-rank", BUFFER),
     ("batch_norm", "fsdp2"): ("xfail", "buffers-of-some-rank", BUFFER),
-    ("local_experts", "ddp"): ("xfail", "known failure local-experts", EXPERT),
     ("unused", "fsdp2"): ("xfail", NO_KEY, {}),
     ("unused", "ddp"): ("skip", "", {}),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "parallel"), tiered(LOST, ("local_experts", "ddp")))
+@pytest.mark.parametrize(("model", "parallel"), tiered(LOST, ("batch_norm", "ddp")))
 def test_lost_state_is_a_known_failure(defective: Finished, model: str, parallel: str) -> None:
     """`make test` has the others in workloads (test_ordinary_workloads.py)."""
     status, reason, columns = LOST[model, parallel]

@@ -5,7 +5,6 @@ import pkgutil
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812
@@ -287,28 +286,6 @@ class MixtureOfExperts(nn.Module):
         x = F.gelu(self.first(x))
         x = x + self.experts(x, self.router(x).softmax(-1))
         return F.gelu(self.last(x))
-
-
-class LocalExperts(Mlp):
-    """An `Mlp` with one more layer, `experts.0`, of which each rank has a different one under the same name,
-    as in a mixture of experts without DTensors. DDP ignores it."""
-
-    why_no_twin = "each rank has an expert of its own, and one process has one of them"
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes)
-        self._ddp_params_and_buffers_to_ignore = ["experts.0.weight", "experts.0.bias"]
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        generator = torch.Generator().manual_seed(torch.initial_seed() + 1 + rank)
-        expert = nn.Linear(sizes[0], sizes[0])
-        self.experts = nn.ModuleList([expert])
-        with torch.no_grad():
-            for parameter in expert.parameters():
-                values = torch.rand(parameter.shape, generator=generator, device="cpu")
-                parameter.copy_(values.to(parameter.device) - 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(F.gelu(self.experts[0](x)))
 
 
 class FineTuned(nn.Module):

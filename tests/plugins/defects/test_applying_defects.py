@@ -86,7 +86,6 @@ def test_defects_of_a_layout_apply_to_its_cells(parallel: str, size: int, tmp_pa
     ("chosen", "restored"),
     [
         ({"model": "batch_norm"}, set()),
-        ({"model": "local_experts"}, set()),
         ({"model": "bf16"}, {"rounded_state"}),
         ({"optimizer": "adamw_empty_group"}, set()),
         ({"optimizer": "adamw_empty_group", "state_dict": "full"}, {"as_list"}),
