@@ -102,8 +102,8 @@ def test_kept_objects_are_reused(save: str, tmp_path: Path, given: Given) -> Non
     assert {call.get("async_checkpointer_type") for call in given} == {in_a_process}
 
 
-@pytest.mark.parametrize("save", ["async", "async_own_writer", "async_new_writer", "async_shared_writer"])
-def test_overlapping_saves_share_a_writer_on_request(save: str, tmp_path: Path, given: Given) -> None:
+@pytest.mark.parametrize("save", ["async", "async_own_writer", "async_new_writer"])
+def test_overlapping_saves_have_their_own_files(save: str, tmp_path: Path, given: Given) -> None:
     checkpointer = DcpCheckpointer(tmp_path, config_of(save), Alone())
     pending = [
         checkpointer.save({"model": {"w": torch.full((2,), float(slot))}}, str(tmp_path / f"{slot}"), slot)
@@ -115,12 +115,9 @@ def test_overlapping_saves_share_a_writer_on_request(save: str, tmp_path: Path, 
     for one in pending:
         one.wait()
     first, second = (call["storage_writer"] for call in given)
-    assert (first is second) == (save in ("async_own_writer", "async_shared_writer"))
+    assert (first is second) == (save == "async_own_writer")
     held = [checkpointer.manifest(str(tmp_path / f"{slot}")).entries.keys() for slot in (1, 2)]
-    whole = {"model.w"}
-    assert held == [set() if save == "async_shared_writer" else whole, whole], (
-        "dcp writes both into one folder"
-    )
+    assert held == [{"model.w"}] * 2
     checkpointer.close()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected, tiered
-from support.alone import STAGES_ONCE
 from support.drivers import plant
 
 pytestmark = pytest.mark.slow
@@ -16,12 +15,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    shared = {"save": "async_shared_writer,async_shared_stager", "overlap_saves": "false,true"}
     apart = {"save": "sync_no_collectives", "scenario": "convert", "saves": 1}
     overlapping = ",".join(selected(request, "overlapping"))
     cells: list[dict[str, Any]] = [
         {"parallel": overlapping or "fsdp2", "save": "sync,async", "overlap_saves": True, "saves": 2},
-        {"parallel": "ddp", **shared},
         *(
             {"parallel": saves, "load_parallel": loads, **apart}
             for saves, loads in selected(request, "saves", "loads")
@@ -49,23 +46,6 @@ def test_overlapping_saves_have_their_own_state(saved: Finished, overlapping: st
     assert background["save_s"] is None, "it was held back: how long it took says nothing"
     assert background["save_stall_s"] > 0
     assert saved.status == 0
-
-
-def test_two_saves_are_in_flight_at_once(saved: Finished) -> None:
-    """A writer knows one checkpoint at a time, and a stager one state (docs/findings): of two saves in flight
-    one is written to the wrong place, or with the values of the other, though both report success."""
-    told = {}
-    for save, instead in (("async_shared_writer", "async"), ("async_shared_stager", "async_stager_kept")):
-        apart, overlapping = rows_with(saved, f"save={save}")
-        assert (apart["status"], f"it is save={instead}" in apart["reason"]) == ("skip", True)
-        assert overlapping["status"] == "xfail", overlapping["reason"]
-        told[save] = overlapping["reason"]
-    writer, stager = told.values()
-    assert "in load: CheckpointException" in writer
-    assert "checkpoint_whole: rank 0: model.net1.weight in the checkpoint of step 1: to be saved" in writer
-    assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in writer
-    if not STAGES_ONCE:
-        assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in stager
 
 
 PAIRS = [*itertools.product(("ddp", "fsdp2"), repeat=2)]

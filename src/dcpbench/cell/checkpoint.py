@@ -35,7 +35,6 @@ class Checkpoint:
         named: the state under the names that its state dicts have; empty if these are not known.
         by_content: compare full tensors, because the load target has another layout.
         how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
-        overlapping: checkpoints whose saves were in flight at the same time.
     """
 
     step: int
@@ -44,7 +43,6 @@ class Checkpoint:
     named: State = field(default_factory=dict)
     by_content: bool = False
     how: str = ""
-    overlapping: list["Checkpoint"] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}{self.how}"

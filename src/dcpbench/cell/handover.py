@@ -29,7 +29,7 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
     checkpoints = story.checkpoints
     with cell.phase("verify", "handover"):
         if any_layout:
-            of_any = partial(replace, by_content=True, named={}, overlapping=[])
+            of_any = partial(replace, by_content=True, named={})
             plain = [of_any(one, state=_in_full(cell, one.state, one)) for one in checkpoints]
             states = {step: _in_full(cell, state) for step, state in story.states.items()}
             story = replace(story, checkpoints=plain, states=states)

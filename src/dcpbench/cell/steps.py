@@ -185,8 +185,6 @@ def train_and_save(
         if overlap and len(saves) == 1:
             contract.verify_refused_beside(cell)
         elif overlap:
-            for one, other in itertools.permutations(in_flight.checkpoint for in_flight in saves[-2:]):
-                one.overlapping.append(other)
             finish(cell, saves[-2])
     advance(cell, reference, until=cell.window.last)
     if at_the_end:

@@ -44,8 +44,7 @@ class DcpCheckpointer(Checkpointer):
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._save, self._ranks = config.save, ranks
         make = partial(pkgutil.resolve_name(config.storage.target), folder, config.storage, config.save)
-        shared: dict[str, Any] = {}
-        self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save, shared))
+        self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save))
         self._storage: Storage = make()
         self.raw, self.objects = self._storage.raw, self._storage.objects
         self.reader = self._storage.reader
@@ -129,12 +128,11 @@ class DcpCheckpointer(Checkpointer):
 
 class _Slot:
     """The arguments of the saves of a slot. A writer that is kept gets a new checkpoint id for each save,
-    because it caches the staging buffer, whose bugs appear from the second save on. The saves of all slots
-    use the `shared` arguments."""
+    because it caches the staging buffer, whose bugs appear from the second save on."""
 
-    def __init__(self, storage: Callable[[], Storage], config: SaveConfig, shared: dict[str, Any]) -> None:
+    def __init__(self, storage: Callable[[], Storage], config: SaveConfig) -> None:
         self._storage, self._config = storage, config
-        self._given: dict[Kept, dict[str, Any]] = {Kept.kept: {}, Kept.shared: shared}
+        self._kept: dict[str, Any] = {}
 
     def given(self) -> dict[str, Any]:
         """Return the arguments of the next save, by DCP's names. Without a writer DCP creates one."""
@@ -151,17 +149,17 @@ class _Slot:
         return given
 
     def close(self) -> None:
-        for given in self._given.values():
-            if stager := given.pop("stager", None):
-                stager.close()
+        if stager := self._kept.pop("stager", None):
+            stager.close()
 
     def _one_of(self, name: str, instance: Kept, make: Callable[[], Any]) -> Any:
         if instance is Kept.none:
             return None
-        given = self._given.get(instance, {})
-        if name not in given:
-            given[name] = make()
-        return given[name]
+        if instance is Kept.new:
+            return make()
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
 
 def sync(state_dict: dict[str, Any], **given: Any) -> PendingSave:

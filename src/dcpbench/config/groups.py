@@ -35,9 +35,9 @@ StageWorld = StrEnum("StageWorld", "save load alone")
 """The ranks and parallelism of a stage: those that save, those that load, or one rank on the CPU without a
 process group."""
 
-Kept = StrEnum("Kept", "kept shared new none")
-"""The object that saves get: one for all saves that do not overlap, one for all saves, a new one for each, or
-none, so that DCP makes its own."""
+Kept = StrEnum("Kept", "kept new none")
+"""The object that saves get: one for all saves that do not overlap, a new one for each, or none, so that DCP
+makes its own."""
 
 Uploader = StrEnum("Uploader", "thread process")
 """DCP's `AsyncCheckpointerType`."""

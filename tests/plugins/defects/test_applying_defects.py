@@ -92,8 +92,6 @@ def test_defects_of_a_layout_apply_to_its_cells(parallel: str, size: int, tmp_pa
         ({"state_dict": "full"}, {"as_list"}),
         ({"scheduler": "multi_step"}, set()),
         ({"save": "sync_no_collectives"}, {"own_chunks"}),
-        ({"save": "async_shared_writer"}, {"other_save"}),
-        ({"save": "async_shared_stager"}, {"other_save"}),
         ({"save": "async_stager_kept"}, set()),
     ],
 )

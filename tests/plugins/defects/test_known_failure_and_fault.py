@@ -29,14 +29,6 @@ HIDES = {
     "replicas_loss": ("fail", "state_resume_equal: rank 0: net"),
     "converted": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
     "converted_bit": ("fail", "model_equal: rank 0: net"),
-    "stager": ("xfail", "known failure shared-stager: a DefaultStager reuses its copies"),
-    "stager_bit": ("fail", "model_equal: rank 0: net"),
-    "stager_loss": ("fail", "state_resume_equal: rank 0: net"),
-    "writer": (
-        "xfail",
-        "known failure shared-writer: a FileSystemWriter writes to the path of the next save",
-    ),
-    "writer_zeroed": ("error", "optim_equal: rank 0: state.net"),
     "threads": ("xfail", "known failure writer-threads: an exception in a writer thread is lost"),
     "threads_bit": ("fail", "model_equal: rank 0: net"),
     "dropped": ("xfail", "known failure state-of-frozen: set_optimizer_state_dict drops"),
@@ -55,7 +47,7 @@ HIDES = {
 }
 
 
-KEPT = ("missing", "writer_zeroed", "alone_bit", "drawn_scheduler", "drawn_rate")
+KEPT = ("missing", "replicas_zeroed", "alone_bit", "drawn_scheduler", "drawn_rate")
 """Of each kind: a failure with an error, with zeros, with a bit, with a fault in a later step, and with a
 hyperparameter. test_matrix.py has a failure alone, and crash/test_storage_failure.py one of lost saves."""
 

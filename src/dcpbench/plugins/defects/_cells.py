@@ -1,7 +1,6 @@
 """Queries of the layout of a cell, and runs of it."""
 
 from dcpbench.cell.cell import Cell
-from dcpbench.config.groups import Kept
 from dcpbench.config.schema import Config
 from dcpbench.workloads import build_run
 from dcpbench.workloads.own_run import OwnRun
@@ -29,12 +28,6 @@ def never_averages(config: Config) -> bool:
     """Return whether FSDP1 has several replicas of one shard, which it never averages."""
     sizes = fsdp1_sizes(config)
     return sizes.get("dp_replicate", 1) > 1 and sizes.get("dp_shard") == 1
-
-
-def shares_stager_or_writer(config: Config) -> bool:
-    """Return whether saves in flight share a writer or a stager."""
-    save = config.save
-    return Kept.shared in (save.writer, save.stager and save.stager.instance)
 
 
 def loads_by_dcp(config: Config) -> bool:
