@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Let Python keep the bytecode of modules and of tests that pytest has rewritten: later processes start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-frameworks test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-frameworks test-multinode test-slurm without lint docs samples findings bench mutants fuzz soak setup clean
 
 # 20 cells in 84 s: five parallelisms, compiled or not, sync and async saves.
 run: $(VENV)/.ready
@@ -74,6 +74,10 @@ lint: $(VENV)/.ready
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html. With search: python3 -m http.server -d build/site, http://localhost:8000"
+
+# Run the script of each finding with this torch: 0 if all are still there, 1 if one is gone, 2 if one could not run.
+findings: $(VENV)/.ready
+	$(BIN)/python scripts/findings.py
 
 # Write the samples of output, docs/reference.md and the index of findings again. Tests compare them.
 samples: $(VENV)/.ready

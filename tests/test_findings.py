@@ -13,7 +13,7 @@ from support.commands import ROOT, script
 if TYPE_CHECKING:
     from support.browser import Browser
 
-INDEX = script("scripts/findings_index")
+INDEX, RUNNER = script("scripts/findings_index"), script("scripts/findings")
 FINDINGS = INDEX.findings()
 PARALLELISM, TORCH, SEVERITY = range(3)
 
@@ -40,6 +40,51 @@ def test_a_finding_has_every_part(finding: object) -> None:
     assert re.search(r"\]\(https://github\.com/[\w./-]+/\d+\)|none found \(\d{4}-\d\d-\d\d\)", upstream)
     assert finding.versions
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", finding.seen)
+
+
+@pytest.mark.slow
+def test_findings_are_still_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that runs alone, one on two ranks; `make findings` runs all."""
+    assert RUNNER.main(["gradients-at-load", "local-experts"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"gradients-at-load +there +with gradients: steps of the parameters \[\]", printed
+    )
+    assert re.search(
+        r"local-experts +there +rank 1: experts.0.weight was 2.0 when it was saved, is 1.0", printed
+    )
+
+
+SCRIPTS = {
+    "print('as it should be')": (1, "gone", "as it should be"),
+    "import nowhere": (2, "could not run", "ModuleNotFoundError: No module named 'nowhere'"),
+    "import os; os.abort()": (0, "there", "died by SIGABRT"),
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_a_script_shows_whether_its_finding_is_there(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, word, line = SCRIPTS[text]
+    (tmp_path / "gradients_at_load.py").write_text(f'"""A title.\n\npython gradients_at_load.py\n"""\n{text}\n')
+    monkeypatch.setattr(RUNNER, "FINDINGS", tmp_path)
+    assert RUNNER.main(["gradients-at-load"]) == status
+    assert f"{word:13} {line}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("page", "version", "is_listed", "needs_gpu"),
+    [
+        ("2.11, 2.13, 2.15", "2.13.0+cpu", True, False),
+        ("2.11 (CUDA), 2.13; not 2.15", "2.12.1", True, True),
+        ("2.11 (CUDA), 2.13; not 2.15", "2.15.0", False, False),
+        ("2.13, 2.15", "2.17.0.dev20261128+cu130", True, False),
+        ("2.11 (CUDA)", "2.13.0", False, True),
+    ],
+)
+def test_a_page_lists_versions(page: str, version: str, is_listed: bool, needs_gpu: bool) -> None:
+    assert RUNNER.listed(page, version) == (is_listed, needs_gpu)
 
 
 @pytest.fixture(scope="module")

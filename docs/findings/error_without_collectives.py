@@ -1,5 +1,7 @@
 """What the other ranks do when one of them cannot write, and the save is one without collectives.
 
+python error_without_collectives.py
+
 Two ranks save; the storage of rank 0 is full. Prints what each is told; exits with 1 if one of them waits
 on after ten seconds.
 """

@@ -1,5 +1,7 @@
 """What a load of a checkpoint does when a file of data is that of another save, or has a bit flipped.
 
+python unchecked_bytes.py
+
 Prints what comes back; exits with 1 if something else than what was saved comes back and nothing is raised.
 """
 

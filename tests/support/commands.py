@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 from dcpbench.cli import commands, reference
 
@@ -42,5 +43,6 @@ def script(name: str) -> ModuleType:
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with mock.patch.object(sys, "path", [str(Path(spec.origin or "").parent), *sys.path]):  # as Python does
+        spec.loader.exec_module(module)
     return module
