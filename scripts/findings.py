@@ -27,8 +27,16 @@ _COMMAND = re.compile(
     r"^ *(?:python|torchrun --nproc-per-node (?P<ranks>\d+)) (?P<script>\w+\.py)(?P<words>[^\n#(]*)",
     re.MULTILINE,
 )
-_RAISED = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
-"""The last line of a process that ends with an exception."""
+_FAILED = 70
+_ENDS_BY_IT = f"""
+import os, sys
+def hook(*error):
+    sys.__excepthook__(*error)
+    sys.stderr.flush()
+    os._exit({_FAILED})
+sys.excepthook = hook
+"""
+"""A sitecustomize.py that gives an exception another exit status than a defect that is there."""
 _LIMIT_S = 600
 _THERE, _GONE, _NOT_RUN, _UNLISTED = "there", "gone", "could not run", "not listed"
 _STATUS = {_THERE: 0, _UNLISTED: 0, _GONE: 1, _NOT_RUN: 2}
@@ -91,23 +99,27 @@ def listed(text: str, version: str) -> tuple[bool, bool]:
 
 
 def _ran(script: Path, words: Sequence[str], ranks: int) -> Answer:
+    """Run a script, on ranks as torchrun starts them, and say what their exit statuses show."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    world = {"WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}", "MASTER_ADDR": "127.0.0.1"}
-    variables = (
-        {**os.environ, **world, "MASTER_PORT": f"{port}", "OMP_NUM_THREADS": "1"} if ranks > 1 else None
-    )
+    world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with tempfile.TemporaryDirectory() as folder:
-        printed, errors = (
-            [Path(folder, f"{rank}.{kind}") for rank in range(ranks)] for kind in ("out", "err")
-        )
-        processes = []
+        Path(folder, "sitecustomize.py").write_text(_ENDS_BY_IT)
+        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        processes, errors = [], []
         for rank in range(ranks):
-            own = {**variables, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if variables else None
-            with printed[rank].open("wb") as out, errors[rank].open("wb") as err:
-                started = partial(subprocess.Popen, env=own, cwd=folder, start_new_session=True)
-                processes.append(started([sys.executable, script, *words], stdout=out, stderr=err))
+            own = {**world, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1} if ranks > 1 else {}
+            variables = {
+                **os.environ,
+                **{name: str(value) for name, value in own.items()},
+                "PYTHONPATH": path,
+            }
+            out, err = (Path(folder, f"{rank}.{kind}") for kind in ("out", "err"))
+            with out.open("wb") as output, err.open("wb") as error:
+                started = partial(subprocess.Popen, env=variables, cwd=folder, start_new_session=True)
+                processes.append(started([sys.executable, script, *words], stdout=output, stderr=error))
+            errors.append(err)
         try:
             statuses = [process.wait(_LIMIT_S) for process in processes]
         except subprocess.TimeoutExpired:
@@ -117,14 +129,17 @@ def _ran(script: Path, words: Sequence[str], ranks: int) -> Answer:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        said = [line.strip() for line in printed[0].read_text(errors="replace").splitlines() if line.strip()]
-        texts = [path.read_text(errors="replace").strip() for path in errors]
-    if killed := [status for status in statuses if status < 0]:
-        return Answer(_THERE, f"died by {signal.Signals(-killed[0]).name}")
-    for text, status in zip(texts, statuses, strict=True):
-        if status and _RAISED.match(line := text.rpartition("\n")[2]):
-            return Answer(_NOT_RUN, line[:200])
-    return Answer(_THERE if any(statuses) else _GONE, said[-1][:200] if said else "it printed nothing")
+        if _FAILED in statuses:
+            return Answer(_NOT_RUN, last_line(errors[statuses.index(_FAILED)]))
+        if min(statuses) < 0:
+            return Answer(_THERE, f"died by {signal.Signals(-min(statuses)).name}")
+        return Answer(_THERE if any(statuses) else _GONE, last_line(Path(folder, "0.out")))
+
+
+def last_line(path: Path) -> str:
+    """Return the start of the last line in a file that is not empty."""
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it printed nothing"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ HOW_RUN = "how_run"
 """Key in the metadata of a dataclass field that is not part of the identity."""
 
 Value = str | int | float | bool
+_REMOVED: dict[str, Value] = {"load_into.scheduler": True}
+"""Keys that no longer exist, with the value that every cell had which can still be run: its identity stays."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class CellKey:
             name = getattr(value, "name", None) if is_dataclass(value) else None
             paths = {*(code_paths(item.name, name) if name else ()), *_default_paths(value.__class__)}
             values |= _leaves(item.name, _plain(value, paths))
-        return cls(values)
+        return cls(_REMOVED | values)
 
     @cached_property
     def digest(self) -> str:
