@@ -47,9 +47,7 @@ def test_findings_are_still_there(capsys: pytest.CaptureFixture[str]) -> None:
     """One that runs alone, one on two ranks; `make findings` runs all."""
     assert RUNNER.main(["gradients-at-load", "local-experts"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(
-        r"gradients-at-load +there +with gradients: steps of the parameters \[\]", printed
-    )
+    assert re.search(r"gradients-at-load +there +with gradients: steps of the parameters \[\]", printed)
     assert re.search(
         r"local-experts +there +rank 1: experts.0.weight was 2.0 when it was saved, is 1.0", printed
     )
@@ -67,7 +65,9 @@ def test_a_script_shows_whether_its_finding_is_there(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, word, line = SCRIPTS[text]
-    (tmp_path / "gradients_at_load.py").write_text(f'"""A title.\n\npython gradients_at_load.py\n"""\n{text}\n')
+    (tmp_path / "gradients_at_load.py").write_text(
+        f'"""A title.\n\npython gradients_at_load.py\n"""\n{text}\n'
+    )
     monkeypatch.setattr(RUNNER, "FINDINGS", tmp_path)
     assert RUNNER.main(["gradients-at-load"]) == status
     assert f"{word:13} {line}\n" in capsys.readouterr().out

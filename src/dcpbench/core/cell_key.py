@@ -21,7 +21,7 @@ HOW_RUN = "how_run"
 
 Value = str | int | float | bool
 _REMOVED: dict[str, Value] = {"load_into.scheduler": True}
-"""Keys that no longer exist, with the value that every cell had which can still be run: its identity stays."""
+"""Keys that no longer exist, with the value of every cell that can still be run: its identity stays."""
 
 
 @dataclass(frozen=True)
