@@ -44,6 +44,7 @@ def main(rounds: int = 20000) -> int:
                 ended = f"rank {death.error_index} was killed by {death.signal_name}"
                 ended_early += 1
             print(f"  {name}, {in_flight} at a time: {ended}")
+    print(f"  {ended_early} of 4 runs of {rounds} rounds ended early")
     return ended_early
 
 
