@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from dcpbench.plugins.script.compare import Difference
 from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
-from dcpbench.plugins.script.script import bar
 
 from .runs import Writer, ended, recorded, runs, state, stopped_at
 
@@ -371,15 +369,6 @@ def test_run_that_does_not_start(tmp_path: Path) -> None:
     )
     assert (refused.word, hung.word) == ("refuses", "hangs")
     assert refused.reason == "does not start: exit status 1: KeyError: 'model'; complete: step 8"
-
-
-def test_timeline_shows_the_steps_around_the_first_difference(tmp_path: Path) -> None:
-    reference = recorded(tmp_path / "a", [Writer().train(1, 200)])
-    text = bar(reference, Verdict("diverges", "", loaded=88, first=Difference(150, 0, "loss")))
-    assert text.replace("|", "") == "=" * 30 + "X" + "x" * 29
-    text = bar(reference, Verdict("exact", "", loaded=88))
-    assert text.replace("|", "") == "." * 30 + "=" * 30
-    assert text.endswith("=|==")
 
 
 def test_state_is_what_a_step_depends_on() -> None:

@@ -11,6 +11,7 @@ import pytest
 from conftest import TESTS, Finished, dcpbench
 from dcpbench.plugins.script.stops import checked_stop
 from dcpbench.records.store import read_rows
+from support.browser import Browser
 
 pytestmark = pytest.mark.slow
 
@@ -85,13 +86,42 @@ def test_file_of_the_user_is_not_written_over(tmp_path: Path) -> None:
 
 def test_reports_of_stops(checked: Finished) -> None:
     ended = dcpbench("report", str(checked.folder), folder=checked.folder)
-    assert "--stop=kill@11" in ended.out
+    assert "fail kill@11: diverges: step 9" in ended.out
     assert "likely: the optimizer's state is not restored" in ended.out
     assert "dcpbench script --stop=kill@11 -- " in ended.out
-    page = (checked.folder / "report.html").read_text()
-    assert "........|x" not in page
-    assert "....|....|Xxx" in page
+    assert "all stops: env MY_API_KEY=*** " in ended.out
+    assert "3 stops: 1 fail, 1 pass, 1 skip" in ended.out
     assert 'classname="script.none" name="stop=kill@11"' in (checked.folder / "junit.xml").read_text()
+
+
+@pytest.mark.browser
+def test_page_of_stops(checked: Finished, browser: Browser) -> None:
+    browser.open(checked.folder / "report.html", width=390)
+    assert browser.js("return document.documentElement.scrollWidth") == 390
+    first, *others = browser.all("article.stop")
+    for text in ("kill@11\ndiverges", "is not restored", f"--again {checked.folder.name} --stop=kill@11"):
+        assert text in first.text
+    assert "hyperparameters: group 0 lr 0.001 instead of 0.0046" in first.text, (
+        "not the first in causal order"
+    )
+    assert [len(others), len(browser.all(".m-stopped")), len(browser.all(".m-loaded"))] == [2, 4, 2]
+    links = browser.js(
+        "return [...document.querySelectorAll('article a')].map((it) => it.getAttribute('href'))"
+    )
+    assert len(links) == 3
+    assert [link for link in links if not (checked.folder / link).is_file()] == []
+    assert "3 stops, 1 not as expected" in browser.text("#verdict")
+    shown = browser.text("body").replace("of each cell", "")
+    assert ("cell" in shown, "Checks" in shown, browser.console()) == (False, False, [])
+
+
+def test_issue_of_a_stop(checked: Finished) -> None:
+    text = next(checked.folder.glob("stop-kill-11-*/issue.md")).read_text()
+    assert "# The resume is not exact: diverges after kill@11" in text
+    assert "- optimizer state: 0.weight.step is missing" in text
+    assert "dcpbench script --stop=kill@11 -- env MY_API_KEY=*** .../python" in text
+    assert "`resumed.log`" in text
+    assert [word for word in (str(checked.folder), str(Path.home()), str(BENCH)) if word in text] == []
 
 
 def test_copies_are_resumed_again(checked: Finished, tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ _AVERAGES = ("ema", "average", "avg_model", "swa_model", "shadow", "teacher")
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on a stop: one of `STATUS`, what happened, in a sentence, the likely cause, the steps after
-    which the loaded and the newest complete checkpoint were saved, the first difference, and how many values
-    of each kind were compared."""
+    which the loaded and the newest complete checkpoint were saved, the first difference, all of its step, and
+    how many values of each kind were compared."""
 
     word: str
     reason: str
@@ -45,6 +45,7 @@ class Verdict:
     loaded: int | None = None
     newest: int | None = None
     first: Difference | None = None
+    differing: Sequence[Difference] = ()
     compared: dict[str, int] = field(default_factory=dict)
 
 
@@ -122,7 +123,8 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
         reason, cause = _explained(compared, [first], words)
         then = f"; then {_explained(compared, differences, words)[0]}" if differences else ""
         word = "older" if loaded else "scratch"
-        return replace(verdict, word=word, reason=reason + then + failure, cause=cause, first=first)
+        reason += then + failure
+        return replace(verdict, word=word, reason=reason, cause=cause, first=first, differing=differences)
     if error := _failed_to_save(compared):
         reason = f"takes step {loaded}: SIGTERM was handled, but no save followed: {error}"
         cause = KINDS["checkpoint"]["workers"] if "DataLoader worker" in error else ""
@@ -139,7 +141,8 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
             verdict = replace(verdict, word="torn")
         else:
             verdict = replace(verdict, word="diverges")
-        return replace(verdict, reason=reason + failure, cause=cause, first=differences[0])
+        reason += failure
+        return replace(verdict, reason=reason, cause=cause, first=differences[0], differing=differences)
     if nothing := _powerless(compared, kinds):
         return replace(verdict, word="vacuous", reason=f"{start}; {equal}, but {nothing}{failure}")
     if noise:

@@ -22,5 +22,4 @@ plugin = Plugin(
         TextSpec("verdict", "of a script: exact, diverges, older, torn, refuses, scratch, hangs, ..."),
         TextSpec("first_kind", "of a script: the kind of state that differs first, in causal order"),
     ),
-    sections=("dcpbench.plugins.script.timeline:timeline",),
 )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -29,6 +30,7 @@ from dcpbench.plugins.script.judge import STATUS, Runs, Verdict, judge
 from dcpbench.plugins.script.record import Run, plain
 from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
+from dcpbench.plugins.script.shown import differing, issue, losses
 from dcpbench.plugins.script.stops import GENTLE, chosen
 from dcpbench.plugins.script.words import hidden, other_hosts, resume_words, secrets_of
 from dcpbench.records import files
@@ -48,7 +50,6 @@ from dcpbench.sweep.signals import Signals
 
 _MOST_COPIED = 2 * 1024**3
 _LEAST_LIMIT_S, _FACTOR = 60.0, 10.0
-_MOST_SHOWN = 60
 _PARALLEL = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp", "FSDPModule": "fsdp2"}
 
 
@@ -180,18 +181,18 @@ class Check:
             name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
             name = name if name == f"stop={stop}" else f"{name}-{digest_of(stop)[:4]}"
             reference_of = other if self._reference is self._frozen else lambda: self._reference
-            verdict, log = self._judged(stop, reference_of)
+            verdict, run, at = self._judged(stop, reference_of)
             verdict = replace(verdict, reason=verdict.reason + self._note)
             seconds = time.monotonic() - began
-            row = self._row(name, stop, verdict, seconds, tail(log))
+            again = shlex.join([*program(), "script", "--again", path_text(self._place), f"--stop={stop}"])
+            row = self._row(name, stop, verdict, seconds, run, at, again)
             append_row(self._place, row)
             self._line(stop, verdict.word, style_of(row.status), verdict.reason, seconds)
             if verdict.cause:
                 self._print(f"    likely: {verdict.cause}")
             if row.status == "fail":
-                again = [*program(), "script", "--again", path_text(self._place), f"--stop={stop}"]
-                self._print(f"    log: {path_text(log)}", "dim")
-                self._print(f"    after a repair: {shlex.join(again)}", "dim")
+                self._print(f"    log: {path_text(run.log)}, to report it: issue.md there", "dim")
+                self._print(f"    after a repair: {again}", "dim", to_copy=True)
             elif row.status == "pass":
                 files.remove_tree(self._folder(stop) / "out")
             yield row
@@ -216,12 +217,13 @@ class Check:
         if self._freezer.copies:
             self._says(f"stopped for {self._freezer.frozen_s:.1f} s to be copied")
 
-    def _judged(self, stop: str, reference: Callable[[], Run]) -> tuple[Verdict, Path]:
-        """Resume a stopped run, and return the verdict with the log of its last run."""
+    def _judged(self, stop: str, reference: Callable[[], Run]) -> tuple[Verdict, Run, int | None]:
+        """Resume a stopped run, and return the verdict with its last run, and the step at which it was
+        stopped."""
         folder, frozen, ranks = self._folder(stop), self._frozen, len(self._reference.ranks)
         if stop.startswith("rank") and int(stop[4:].partition("@")[0]) >= ranks:
             text = "there is one rank" if ranks == 1 else f"there are {ranks} ranks"
-            return Verdict("not_reached", f"{text}, from 0"), frozen.log
+            return Verdict("not_reached", f"{text}, from 0"), frozen, None
         copy, is_due = self._freezer.copies.get(stop), stop.startswith(GENTLE)
         if not is_due and copy is None:
             records = self._place / "frozen" / "frozen-records"
@@ -237,10 +239,10 @@ class Check:
         if copy is None:
             ended = f"ended with {run.failure if run.status else 'exit status 0'}"
             how = "ran too long" if run.status is None else ended
-            return Verdict("not_reached", f"the run {how} before this stop"), run.log
+            return Verdict("not_reached", f"the run {how} before this stop"), run, None
         if copy.event.get("cut") == "half" and run.synced(copy.event):
             text = "was synced before it was published, so that a power loss does not cut it"
-            return Verdict("not_reached", f"{copy.event['path']} {text}"), run.log
+            return Verdict("not_reached", f"{copy.event['path']} {text}"), run, None
         restarted: Run | None = None
         if run is not frozen:
             until_stop, later = run.split(copy.event["t"])
@@ -268,7 +270,7 @@ class Check:
         verdict = judge(stopped, resumed, runs, words, is_given="{newest:" in shlex.join(self._resume_words))
         if self._resume_words and not resume_words(self._resume_words, copy, copy.folder):
             verdict = replace(verdict, reason=f"{verdict.reason}; without --resume-args, as no path fits yet")
-        return verdict, resumed.log
+        return verdict, resumed, copy.event["k"] + 1
 
     def _folder(self, stop: str) -> Path:
         """Return the folder of the records of a stop."""
@@ -322,8 +324,10 @@ class Check:
             self._print(f"    not all was recorded: {broken}")
         return run
 
-    def _row(self, name: str, stop: str, verdict: Verdict, seconds: float, log: list[str]) -> Row:
-        """Return the row of a stop."""
+    def _row(
+        self, name: str, stop: str, verdict: Verdict, seconds: float, run: Run, at: int | None, again: str
+    ) -> Row:
+        """Return the row of a stop, and write the issue of one that failed."""
         about, words, every = self._reference.about, self._command.words, self._command.every
         scripts = [Path(word) for word in words if word.endswith(".py")]
         sources = [path for path in (self._command.cwd / path for path in scripts) if path.is_file()]
@@ -335,14 +339,22 @@ class Check:
         config |= {"script.deterministic": "true"} if self._command.deterministic else {}
         config |= {"script.resume_args": self._hidden(resume)} if resume else {}
         status = STATUS[verdict.word]
-        details = {
-            "run": bar(self._reference, verdict),
+        resumed = {str(verdict.loaded): losses(run)} if verdict.loaded is not None else {}
+        loaded = [verdict.loaded] * bool(verdict.loaded)
+        saves = sorted({member.date for member in likely_checkpoints(self._frozen)})
+        details: dict[str, Any] = {
             "likely": [verdict.cause] if verdict.cause else [],
             "compared": verdict.compared,
-            "log_tail": [self._hidden(plain(line)) for line in log] if status == "fail" else [],
+            "differs": differing(verdict.differing),
+            "log": str(run.log.relative_to(self._place)),
+            "log_tail": [self._hidden(plain(line)) for line in tail(run.log)] if status == "fail" else [],
             "rank": first.rank if first else 0,
+            "ranks": [{"losses": {"continued": losses(self._frozen)}, "resumed": resumed}],
+            "marks": {"saved": saves, "stopped": [at] * bool(at), "loaded": loaded},
         }
-        return Row(
+        if status == "fail":
+            details |= {"issue": f"{self._folder(stop).name}/issue.md", "after_repair": self._hidden(again)}
+        row = Row(
             cell=name,
             status=status,
             reason=self._hidden(f"{verdict.word}: {verdict.reason}"),
@@ -378,24 +390,19 @@ class Check:
             config=config,
             details=details,
         )
+        if status == "fail":
+            places = {str(self._place): "RESULTS", str(self._command.cwd): ".", str(Path.home()): "~"}
+            text = self._hidden(issue(row, details, again, places))
+            (self._place / details["issue"]).write_text(text, encoding="utf-8")
+        return row
 
     def _line(self, name: str, word: str, style: str, text: str, seconds: float) -> None:
         """Print what a run showed."""
         line = text_of(f"{name:9}  ").append(f"{word:8}", style).append(f"  {self._hidden(text)}", "")
-        self._console.print(line.append(f"  {seconds:.1f} s", "dim"), soft_wrap=True)
+        line = line.append(f"  {seconds:.1f} s", "dim")
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
 
-    def _print(self, text: str, style: str = "") -> None:
-        self._console.print(text_of(self._hidden(text), style), soft_wrap=True)
-
-
-def bar(reference: Run, verdict: Verdict) -> str:
-    """Return a run with a character for each step, around the first difference or the load: `..|..|=X`."""
-    steps, saved = reference.length, {member.date for member in likely_checkpoints(reference)}
-    loaded = steps if verdict.loaded is None else verdict.loaded
-    first = verdict.first.step if verdict.first else steps + 1
-    begin = max(1, (first if first <= steps else loaded + 1) - _MOST_SHOWN // 2)
-    text = ""
-    for step in range(begin, min(steps + 1, begin + _MOST_SHOWN)):
-        text += "." if step <= loaded else "=" if step < first else "X" if step == first else "x"
-        text += "|" * (step in saved)
-    return text
+    def _print(self, text: str, style: str = "", to_copy: bool = False) -> None:
+        """Print a line, which a terminal breaks between words unless it is one `to_copy`."""
+        is_unbroken = to_copy or not self._console.is_terminal
+        self._console.print(text_of(self._hidden(text), style), soft_wrap=is_unbroken)

@@ -35,6 +35,7 @@ _SCRIPTS = (
     "costs.js",
     "losses.js",
     "cell.js",
+    "stops.js",
     "environment.js",
     "main.js",
 )

@@ -43,8 +43,8 @@ function cellParts(app, run) {
     part("Position of each rank", places(run)),
     part("Trace and log", logTail(run.ending.log_tail), logPath(app, run)),
     part("Run it again", againLine(run)),
-    part("Checks", checkTable(app, run)),
-    part("Losses", lossChart(run.losses), facts(run, LOSSES, (value) => String(value))),
+    !areStops([run]) && part("Checks", checkTable(app, run)),
+    part("Losses", lossChart(run.losses, run.ending.marks), facts(run, LOSSES, (value) => String(value))),
     el("div", { class: "pair" },
       part("cell_s by phases", phaseTable(run)),
       part("Times, slowest rank", facts(run, metricsIn(app, ["s"]), seconds)),
@@ -58,9 +58,12 @@ function cellParts(app, run) {
 // A link that works as long as the page is in the folder of the sweep; pages of several can be anywhere.
 function logPath(app, run) {
   if (run.status === "skip") return null;
-  const path = `${run.key}/rank${run.ending.rank ?? 0}.log`;
+  return el("p", {}, "Log: ", fileLink(app, run, run.ending.log ?? `${run.key}/rank${run.ending.rank ?? 0}.log`));
+}
+
+function fileLink(app, run, path) {
   const href = `./${path.split("/").map(encodeURIComponent).join("/")}`;
-  return el("p", {}, "Log: ", run.sweep ? el("code", {}, visible(path)) : el("a", { href }, visible(path)));
+  return run.sweep ? el("code", {}, visible(path)) : el("a", { href }, visible(path));
 }
 
 function part(title, ...content) {
@@ -90,19 +93,23 @@ function siblings(app, run) {
 }
 
 function againLine(run) {
-  const copied = button("Copy", async () => {
-    copied.textContent = (await copy(run.again)) ? "Copied" : "Select it and copy";
-    say(copied.textContent);
-  }, { class: "copy" });
-  return el("div", { class: "again" }, el("code", {}, visible(run.again)), copied);
+  return commandLine(run.again);
 }
 
-async function copy(text) {
+function commandLine(command) {
+  const code = el("code", {}, visible(command));
+  const copied = button("Copy", async () => {
+    copied.textContent = (await copy(command, code)) ? "Copied" : "Select it and copy";
+    say(copied.textContent);
+  }, { class: "copy" });
+  return el("div", { class: "again" }, code, copied);
+}
+
+async function copy(text, code) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    const code = byId("cell").querySelector(".again code");
     getSelection().selectAllChildren(code);
     return document.execCommand("copy");
   }

@@ -31,6 +31,7 @@ _SHORT = 300
 _REPEATED = 20
 """The fewest characters of a message for which a log refers to the reason."""
 _NOTE = "(the message is in the reason)"
+_OF_ENDING = ("rank", "doing", "phases", "log", "issue", "differs", "marks", "after_repair")
 _NOT_KEPT = ("schema_version", "config_dir", "cwd")
 
 
@@ -305,7 +306,7 @@ def _ending(row: dict[str, Any], characters: int) -> dict[str, Any]:
     details = row["details"]
     lines = _without_message([*map(str, list_in(details.get("log_tail")))], str(row["reason"] or ""))
     log = [cut(line, characters // 10) for line in lines[-(characters // 130) :]]
-    return {key: details[key] for key in ("rank", "doing", "phases") if key in details} | {"log_tail": log}
+    return {key: details[key] for key in _OF_ENDING if key in details} | {"log_tail": log}
 
 
 def _without_message(lines: list[str], reason: str) -> list[str]:

@@ -44,7 +44,7 @@ function updateFilters(app, shown) {
     chip.setAttribute("aria-pressed", String(state.statuses.has(chip.dataset.status)));
   }
   for (const menu of byId("axis-filters").children) updateMenu(menu, state.values.get(menu.dataset.axis) ?? new Set());
-  const all = counted(runs.length, "run");
+  const all = counted(runs.length, areStops(runs) ? "stop" : "run");
   byId("shown").textContent = shown.length === runs.length ? all : `${shown.length} of ${all}`;
   byId("reset").hidden = !isFiltered(state);
   byId("nothing").hidden = shown.length > 0 || runs.length === 0;

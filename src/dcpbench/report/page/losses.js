@@ -2,13 +2,14 @@
 
 const WIDTH = 640;
 const HEIGHT = 220;
-const LEFT = 52;
+const LEFT = 64;
 const BOTTOM = 26;
 const EDGE = 10;
 // The widest curve is drawn first, so that equal curves are all visible.
 const CURVES = { twin: "unwrapped twin", continued: "uninterrupted, with its saves", resumed: "resumed from a checkpoint" };
+const MARKED = { saved: "saved after step", stopped: "stopped before step", loaded: "loaded the state after step" };
 
-function lossChart(curves) {
+function lossChart(curves, marks = {}) {
   const all = curves.flatMap(points);
   if (all.length === 0) return null;
   const scale = lossScale(all);
@@ -17,8 +18,22 @@ function lossChart(curves) {
   const label = `Losses of steps ${scale.first} to ${scale.last}, from ${number(scale.low)} to ${number(scale.high)}`;
   return el("figure", { class: "losses" },
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
-      ...lossAxes(scale), ...[...others, ...drawn].map((curve) => lossCurve(curve, scale))),
-    el("figcaption", {}, ...[...new Set(curves.map((curve) => curve.name))].map(lossKey)));
+      ...lossAxes(scale), ...lossMarks(marks, scale), ...[...others, ...drawn].map((curve) => lossCurve(curve, scale))),
+    el("figcaption", {}, ...[...new Set(curves.map((curve) => curve.name))].map(lossKey), ...Object.keys(MARKED).map((name) => markKey(name, marks))));
+}
+
+// A checkpoint of step 8 is saved, and loaded, after step 8; a run is stopped before its step.
+function lossMarks(marks, scale) {
+  return Object.keys(MARKED).flatMap((name) => (marks[name] ?? []).map((step) => {
+    const at = scale.x(step + (name === "stopped" ? -0.5 : 0.5));
+    return at >= LEFT && at <= WIDTH && svg("line", { class: `mark m-${name}`, x1: at, x2: at, y1: name === "saved" ? HEIGHT - BOTTOM - 12 : EDGE, y2: HEIGHT - BOTTOM });
+  }));
+}
+
+function markKey(name, marks) {
+  return marks[name]?.length > 0 && el("span", { class: "key" },
+    svg("svg", { width: 12, height: 12, "aria-hidden": "true" }, svg("line", { class: `mark m-${name}`, x1: 6, x2: 6, y1: 0, y2: 12 })),
+    ` ${MARKED[name]} ${marks[name].length > 6 ? counted(marks[name].length, "time") : marks[name].join(", ")}`);
 }
 
 function points(curve) {

@@ -82,6 +82,10 @@ function squareOf(app, cell) {
 function draw(app) {
   const shown = app.runs.filter((run) => fits(run, app.state));
   updateFilters(app, shown);
+  if (areStops(app.runs)) {
+    drawStops(app, shown);
+    return;
+  }
   drawMatrix(app, shown);
   drawFindings(app, shown);
   drawChecks(app, shown);

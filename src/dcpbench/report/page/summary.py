@@ -19,7 +19,7 @@ from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
-from dcpbench.records.row import cell_seconds, list_in
+from dcpbench.records.row import WRONG_CONFIGURATION, cell_seconds, dict_in, list_in
 from dcpbench.report.document import quantity
 from dcpbench.report.tables import shared_gpu_sentences
 
@@ -44,10 +44,13 @@ def head(sweeps: Sweeps, changes: dict[str, Any]) -> str:
             f' <span class="named" title="{names}">{counted(len(missing), "cell")} did not run.</span>'
         )
     parts.append(f'</p>\n<p id="origin" class="constants">{_spans(_origin(sweeps))}</p>\n')
-    if words := sweeps.words():
-        parts.append(f'<p id="ran">Ran <code>dcpbench run {_text(" ".join(words))}</code></p>\n')
+    words = ["run", *known] if (known := sweeps.words()) else []
+    if noun(frame) == "stop":
+        words = ["script", "--", str(dict_in(frame["config"].iloc[0]).get("script.command"))]
+    if words:
+        parts.append(f'<p id="ran">Ran <code>dcpbench {_text(" ".join(words))}</code></p>\n')
     same = [(axis, frame[axis][0]) for axis in AXES if len(frame) and frame[axis].nunique(dropna=False) == 1]
-    constants = [f"{axis}={as_text(value)}" for axis, value in same if pd.notna(value)]
+    constants = [f"{axis}={as_text(value)}" for axis, value in same if pd.notna(value) and value != "script"]
     parts.append(f'<p id="constants" class="constants">{_spans(constants)}</p>\n')
     if changes:
         parts.append(f'<p id="against">{_text(changes["summary"])}</p>')
@@ -136,7 +139,10 @@ def _verdict(frame: pd.DataFrame, complete: bool) -> str:
         text = f"{size}, {len(bad)} not as expected: {_counts(bad)}{others}."
     else:
         text = f"{size}, all as expected: {_counts(good)}."
-    return f"{text} Exit status {int(bool(bad) or skipped)}." if complete else text
+    status = int(bool(bad) or skipped)
+    if noun(frame) == "stop" and not bad and any(spec.name == "skip" for spec in found):
+        status = WRONG_CONFIGURATION
+    return f"{text} Exit status {status}." if complete else text
 
 
 def _counts(found: Sequence[StatusSpec]) -> str:
@@ -164,7 +170,7 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
         spent_s = max((start + of for start, of in zip(starts, took, strict=True)), default=0) - min(
             starts, default=0
         )
-        yield duration_text(spent_s) if spent_s > 0 else ""
+        yield duration_text(spent_s) if spent_s > 0 and noun(frame) == "cell" else ""
     yield _all_of("", map(_machine, known))
     yield from shared_gpu_sentences(frame, known)
     for column, name in COMMITS.items():
