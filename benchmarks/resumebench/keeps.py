@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -34,6 +35,7 @@ elif "dated" in words:  # the folder of each run is the time, as Hydra's is
     run = runs / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}-{time.time_ns() % 10**9}"
 run.mkdir(parents=True, exist_ok=True)
 latest = out / "latest"
+writer, may_write = threading.Thread(), threading.Event()
 
 
 def name(done):
@@ -42,6 +44,8 @@ def name(done):
         return "ckpt.pt"
     if "slots" in words:
         return f"ckpt-{'ab'[done // 4 % 2]}.pt"
+    if "padded" in words:
+        return f"step-{done:03}.pt"
     return f"step-{done}-{time.time_ns()}.pt" if "stamped" in words else f"step-{done}.pt"
 
 
@@ -59,8 +63,15 @@ def write(state, path):
         part.replace(path)
 
 
+def write_later(state, path):
+    """Write a file two steps later: without a copy, its weights are those of another step."""
+    may_write.wait()
+    write(state, path)
+
+
 def save():
     """Write a checkpoint, and what else is written with it."""
+    global writer
     path = run / name(step)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     state |= {"generator": torch.get_rng_state(), "lowest": lowest}
@@ -80,6 +91,10 @@ def save():
             write(state, path)
             os._exit(0)
         os.waitpid(child, 0)
+    elif "aliased" in words:
+        may_write.clear()
+        writer = threading.Thread(target=write_later, args=(state, path))
+        writer.start()
     else:
         write(state, path)
     if {"pointer", "stale_pointer"} & words and not ("stale_pointer" in words and step % 8):
@@ -92,7 +107,7 @@ def save():
         (run / "last.pt").unlink(missing_ok=True)
         os.link(path, run / "last.pt")
     if "keeps_two" in words:
-        for old in found()[:-2]:
+        for old in sorted(found(), key=None if "as_text" in words else found().index)[:-2]:
             old.unlink()
 
 
@@ -159,6 +174,11 @@ while step < 20:
         average = {key: value.clone() for key, value in model.state_dict().items()}
     if step % 4 == 0:
         save()
+        if "samples" in words:
+            model[0](inputs[:2])
+    if step % 4 == 2 and writer.ident:
+        may_write.set()
+        writer.join()
     if step % 3 == 0 and {"best", "metrics", "export"} & words:
         with torch.no_grad():
             model.eval()
@@ -172,3 +192,4 @@ while step < 20:
                 pickle.dump({"score": score, "step": step}, file)
         if "export" in words:
             torch.save(model.state_dict(), run / f"weights-{step}.pt")
+may_write.set()

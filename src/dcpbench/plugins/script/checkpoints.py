@@ -26,7 +26,8 @@ _WORDS = re.compile(r"[A-Za-z0-9]+")
 
 @dataclass(eq=False)
 class Save:
-    """A call that saves: its process and path, after how many steps, the values, when it began and ended."""
+    """A call that saves: its process and path, after how many steps, the values, when it began and ended, and
+    whether another thread than that of the steps made it."""
 
     process: str
     path: str
@@ -34,6 +35,7 @@ class Save:
     content: Named
     began: float
     ended: float = math.inf
+    by_thread: bool = False
 
     def is_in_flight(self, time: float) -> bool:
         """Tell whether it has begun and not ended; never, if the process was killed in it."""
@@ -82,7 +84,8 @@ class Disk:
             if kind == "save" and (
                 process in self._dates.trains or not any(path == place for _, place in active)
             ):  # and not by the process of an upload, whose rank has recorded it
-                save = Save(process, path, self._dates.of_save(event), event["content"], time)
+                date, by_thread = self._dates.of_save(event), "thread" in event
+                save = Save(process, path, date, event["content"], time, by_thread=by_thread)
                 self.saves.append(save)
                 version = self._current.get(path)
                 if version and version.date == save.date and not version.save:  # opened before it is saved
@@ -218,8 +221,9 @@ class Family:
         """The checkpoints, the newest first."""
         self.newest = next((member.date for member in self.members if not member.missing), None)
         """The date of the newest complete one."""
-        self.lost = 0 if self.newest is not None else self._lost(chosen)
-        """The date of one that was complete, where none is any longer."""
+        lost = self._lost(chosen)
+        self.lost = lost if self.newest is None or lost == self.members[0].date > self.newest else 0
+        """The date of one that was complete and was removed: of the newest of all, or where none is left."""
 
     def paths(self, date: int) -> list[str]:
         """Return the opened paths of a checkpoint."""
@@ -301,7 +305,9 @@ class Family:
     def _lost(self, classes: Sequence["_Class"]) -> int:
         """Return the date of a checkpoint that was complete until a file of it was removed or overwritten."""
         versions = [version for of in classes for own in of.own.values() for version in own]
-        ends = {end for version in versions for _, _, end, _ in version.paths if end <= self._time}
+        ends = {end for version in versions for _, _, end, _ in version.paths if end <= self._time} - {
+            math.inf
+        }
         before = (self._members(classes, math.nextafter(end, 0)) for end in sorted(ends, reverse=True))
         complete = (member.date for members in before for member in members if not member.missing)
         return next(complete, 0)

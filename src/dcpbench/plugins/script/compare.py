@@ -116,11 +116,11 @@ class Compared:
             for rank, steps in self.steps.items()
             if self._place < len(steps)
         ]
-        used = {name for steps in self.steps.values() for name in _used_generators(steps)}
+        used = {name for steps in stopped.frozen.ranks.values() for name in _used_generators(steps)}
         self.generators = sorted(used & {name for kinds in firsts for name in kinds.get(HINT, [])})
         """Generators that differ at the first resumed step, and are drawn from."""
-        saves = [save for save in stopped.run.disk.saves if save.date == self.loaded]
-        self.saved = {value for save in saves for value in save.content.values()}
+        self.loaded_saves = [save for save in stopped.run.disk.saves if save.date == self.loaded]
+        self.saved = {value for save in self.loaded_saves for value in save.content.values()}
         """The values in the checkpoint that was loaded."""
         given = [event for event in resumed.of_kind("generator") if event["digest"] in self.saved]
         self.restored_generators = {event["name"] for event in given}

@@ -7,7 +7,7 @@ from typing import Any
 
 from dcpbench.analysis.causes import likely_cause
 from dcpbench.config.text import listed
-from dcpbench.plugins.script.checkpoints import Named
+from dcpbench.plugins.script.checkpoints import Named, folded
 from dcpbench.plugins.script.compare import (
     COMPUTED,
     HINT,
@@ -113,10 +113,12 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
     start = f"from step {loaded}" if loaded else "from the start: no checkpoint was complete"
     equal = f"steps {loaded + 1} to {last} are equal" if last > loaded else "no step was compared"
     first = Difference(loaded + 1, 0, "checkpoint")
-    if not loaded and chosen.lost:
-        reason = f"trains from the start: the complete checkpoint of step {chosen.lost} was removed too early"
-        cause = KINDS["checkpoint"]["lost"]
-        return replace(verdict, word="scratch", reason=reason + failure, cause=cause, first=first)
+    if loaded < chosen.lost:
+        reason = f"takes step {loaded}" if loaded else "trains from the start"
+        reason += f": the complete checkpoint of step {chosen.lost} was removed"
+        cause = KINDS["checkpoint"]["lost" if chosen.newest is None else "pruned"]
+        word = "older" if loaded else "scratch"
+        return replace(verdict, word=word, reason=reason + failure, cause=cause, first=first)
     is_older = compared.newest is not None and loaded < compared.newest and not (loaded and is_given)
     differences, noise = _blamed(compared, runs) if loaded or not is_older else ([], "")
     if is_older:
@@ -319,7 +321,9 @@ def _explained(
     expected, actual = difference.expected, difference.actual
     missing = [name for name in names if name not in actual]
     differing = {name: actual[name] for name in names if name in actual}
-    same = [] if missing or not names else _steps_with(compared, difference, differing)
+    same = (
+        [] if not differing or (missing and kind != "batch") else _steps_with(compared, difference, differing)
+    )
     saves = [
         save for rank in compared.stopped.run.ranks for save in compared.stopped.run.contents(rank).items()
     ]
@@ -331,7 +335,13 @@ def _explained(
     first = difference.step == compared.loaded + 1
     generators = [name for name in compared.generators if name not in compared.restored_generators]
     named = [word for word in words for path in compared.loaded_paths if _names(word, path)]
-    dates = [str(member.date) for member in compared.family.members if not member.missing]
+    taken = [*compared.loaded_paths[:1]]
+    complete = [
+        version for member in compared.family.members if not member.missing for version in member.versions
+    ]
+    numbered = {path for version in complete for path in version.paths_at(compared.stopped.copy.time)
+                if folded(path) in map(folded, taken)}  # fmt: skip
+    values = {value for save in compared.loaded_saves for value in save.content.values()}
     imported = compared.resumed.about.get("frameworks", ())
     framework = next((name for name in KINDS["checkpoint"]["frameworks"] if name in imported), "")
     # Words of the texts, and signs, which hold where they are not empty; what was compared has more of them.
@@ -367,7 +377,7 @@ def _explained(
             "rank_0": compared.has_generator_of_rank_0(difference.rank),
             "random": difference.text.startswith("random"),
             "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
-            "fewer": len(actual) < len(expected),
+            "fewer": len(actual) < len(expected) and {*actual.values()} <= {*expected.values()},
             "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
             "text": difference.text,
             "well": not compared.failed,
@@ -376,7 +386,10 @@ def _explained(
             "framework": "" if compared.loaded or compared.paths_read else framework,
             "framework_words": KINDS["checkpoint"]["frameworks"].get(framework, ""),
             "named": named[0] if named else "",
-            "sorted_as_text": len(dates) > 1 and max(dates) == str(compared.loaded),
+            "sorted_as_text": len(numbered) > 1 and [max(numbered)] == taken,
+            # A thread saved what the steps changed meanwhile: its count of steps is an earlier one.
+            "aliased": any(save.by_thread for save in compared.loaded_saves)
+            and any(f"={step - 1}" in values and step <= compared.loaded for step in same),
         }
     )
     if facts["random"]:
@@ -409,4 +422,4 @@ def _steps_with(compared: Compared, difference: Difference, values: Named) -> li
     if difference.kind == "batch" and not fitting:  # a part of it
         entered = {*values.values()}
         fitting = {number(step) for step in steps if entered & {*step["parts"]["batch"].values()}}
-    return sorted(fitting, key=lambda step: (step != 1, abs(step - difference.step)))
+    return sorted(fitting - {difference.step}, key=lambda step: (step != 1, abs(step - difference.step)))

@@ -309,7 +309,9 @@ class Check:
         where = f"below {OUT}" if self._command.has_out else "in the working folder"
         problem = problem_of(run, self._command, self._place / "unrecorded", limit_s, seconds)
         if not run.disk.versions:
-            problem = problem or f"saved nothing {where}: there is nothing to resume from"
+            path = next((path for path in self._command.out.rglob("*") if path.is_file()), None)
+            seen = f", and {path.name} was written by a library" if path and self._command.has_out else ""
+            problem = problem or f"saved nothing {where} through Python{seen}: there is nothing to judge"
         if problem:
             raise ConfigError(self._hidden(f"the command {problem}; see {path_text(run.log)}"))
         machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}

@@ -37,8 +37,10 @@ class Steps:
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._parents: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._acting: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]]
-        self._acting = weakref.WeakKeyDictionary()  # the modules inside a called one whose mode acts
+        self._acting: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, list[Any]]]
+        self._acting = (
+            weakref.WeakKeyDictionary()
+        )  # of a called module: its name, the modules whose mode acts
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
         self._inside = threading.local()
@@ -50,19 +52,22 @@ class Steps:
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the input of an outermost call of a module with parameters."""
-        if next(module.parameters(), None) is None:
+        if next(module.parameters(), None) is None or _is_traced():
             return
-        if (acting := self._acting.get(module)) is None:
+        root = module
+        while (parent := self._parents.get(root, lambda: None)()) is not None:  # for names in the root
+            root = parent
+        number = self._models.setdefault(root, len(self._models))
+        if module not in self._acting:
             acting = [weakref.ref(inner) for inner in module.modules() if _reads_mode(inner)]
-            self._acting[module] = acting
+            path = next(path for path, inner in root.named_modules() if inner is module)
+            self._acting[module] = f"{type(root).__name__} {number}{'.' * bool(path)}{path}", acting
+        name, acting = self._acting[module]
         mode = sum(inner.training for inner in (reference() for reference in acting) if inner is not None)
-        while (parent := self._parents.get(module, lambda: None)()) is not None:  # for names in the root
-            module = parent
-        number = self._models.setdefault(module, len(self._models))
         if not self._calls:
             self._parts["generators"] = _generators()
             self._parts["buffers"] = digests(dict(self._named("named_buffers").values()))
-        self._parts["modes"].setdefault(f"{type(module).__name__} {number}", mode)
+        self._parts["modes"].setdefault(name, mode)
         for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
             if not isinstance(value, str):
                 self._parts["batch"][key] = value
@@ -211,11 +216,19 @@ class Steps:
 
         @functools.wraps(function)
         def recorded(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
+            if not _is_traced():
                 self._log.guarded(self.backward, tensors)
             return function(tensors, *args, **kwargs)
 
         return recorded
+
+
+def _is_traced() -> bool:
+    """Tell whether a compiler runs the script's code, with values that are not real."""
+    keys = torch._C._TorchDispatchModeKey
+    return torch.compiler.is_compiling() or any(
+        torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.FUNCTIONAL, keys.PROXY)
+    )
 
 
 def _generators() -> dict[str, Any]:
@@ -238,7 +251,7 @@ def _restores(function: Callable[..., Any], name: str, log: Log) -> Callable[...
 
     @functools.wraps(function)
     def recorded(new_state: Any, *args: Any, **kwargs: Any) -> Any:
-        if not log.steps and not torch._C._len_torch_dispatch_stack():  # a compiler's states are not real
+        if not log.steps and not _is_traced():
             log.guarded(
                 lambda: log.write("generator", name=name, rank=log.rank, **digests({"digest": new_state}))
             )
