@@ -23,7 +23,6 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.rank.run_cell import run_cell
 from dcpbench.sweep import known_failures
-from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads.world import World
 from support.ends import reported
@@ -121,7 +120,7 @@ def run_alone(fault: str = "none", seen_by: World | None = None, **values: Any) 
         finally:
             torch.use_deterministic_algorithms(deterministic)
         ran.left = sorted(path.name for path in checkpoints.iterdir())
-    ran.verdict = verdict_of(job(given).expected, [reported([report]) for report in ran.reports])
+    ran.verdict = job(given).verdict([reported([report]) for report in ran.reports])
     return ran
 
 

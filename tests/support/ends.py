@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from dcpbench.core.mismatch import RaisedError
-from dcpbench.core.rank_report import RankReport
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import Failed, RankEnd, StageEnd
 
 
@@ -32,3 +33,18 @@ def raised(
 def on(rank: int) -> RankEnd:
     """A rank that has yet to tell how its stage ends."""
     return RankEnd(rank, rank, "here", "load")
+
+
+def reports(ranks: int = 2) -> list[RankReport]:
+    return [RankReport(rank, {check: seen_at("") for check in CHECKS}) for rank in range(ranks)]
+
+
+def seen_at(*places: str) -> CheckReport:
+    """A check of one name at these places, each with its control."""
+    return CheckReport(
+        compared={where: {"w": True} for where in places}, control={where: {"w": True} for where in places}
+    )
+
+
+def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Mismatch:
+    return Mismatch(name, Problem.contract, None, distance, {"text": text}, where)

@@ -14,23 +14,8 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.judge import judge
 from dcpbench.verdict.verdict import Verdict
-from support.ends import on, raised, reported
+from support.ends import finding, on, raised, reported, reports, seen_at
 from support.jobs import job
-
-
-def reports(ranks: int = 2) -> list[RankReport]:
-    return [RankReport(rank, {check: seen_at("") for check in CHECKS}) for rank in range(ranks)]
-
-
-def seen_at(*places: str) -> CheckReport:
-    """A check of one name at these places, each with its control."""
-    return CheckReport(
-        compared={where: {"w": True} for where in places}, control={where: {"w": True} for where in places}
-    )
-
-
-def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Mismatch:
-    return Mismatch(name, Problem.contract, None, distance, {"text": text}, where)
 
 
 def test_passed_checks_with_controls_are_a_pass() -> None:

@@ -91,7 +91,8 @@ class Plugin:
         sections: sections of the page: functions that take a frame of rows and return a heading and a table,
             or None.
         hooks: `run` and `checkpointer`: a function `(cell, run)` or `(cell, checkpointer)`, called on each
-            rank with each one that was built.
+            rank with each one that was built. `verdict`: a function `(config, verdict)` that returns the
+            verdict on a cell, called by the driver.
         preload: modules that ranks use, imported before ranks are forked.
         public: what it adds to `dcpbench.api`, by name.
     """
@@ -176,9 +177,9 @@ def load_plugins() -> None:
                 raise PluginError(f"plug-in {plugin.name}: {spec.name} is declared already")
 
 
-def hooks(built: str) -> Iterator[Callable[..., None]]:
-    """Import and yield what plug-ins call with each `run` or `checkpointer`."""
-    return (pkgutil.resolve_name(plugin.hooks[built]) for plugin in plugins() if built in plugin.hooks)
+def hooks(name: str) -> Iterator[Callable[..., Any]]:
+    """Import and yield what plug-ins call with each `run`, `checkpointer` or `verdict`."""
+    return (pkgutil.resolve_name(plugin.hooks[name]) for plugin in plugins() if name in plugin.hooks)
 
 
 @cache

@@ -30,7 +30,6 @@ from dcpbench.sweep.plan import PlannedCell, own_packages
 from dcpbench.sweep.progress import ProgressDisplay, say
 from dcpbench.sweep.resources import bytes_in, too_little_space
 from dcpbench.sweep.row_builder import Attempt, row_of
-from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.first_cause import stop_of
 from dcpbench.verdict.verdict import Verdict
 
@@ -126,7 +125,7 @@ class CellRunner:
         started_at, started = _now(), time.monotonic()
         ends = self._stages(cell, shown_as)
         try:
-            verdict = verdict_of(cell.expected, ends)
+            verdict = cell.verdict(ends)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")

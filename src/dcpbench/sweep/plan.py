@@ -20,15 +20,17 @@ from dcpbench.config.schema import Config, is_how_run
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.cell_key import CellKey, digest_of, is_code_path
-from dcpbench.core.plugins import Plugin, declared_values, plugin_names, plugins
+from dcpbench.core.plugins import Plugin, declared_values, hooks, plugin_names, plugins
+from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.row import Run
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.verdict.attempt import Expected
+from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownFailure
+from dcpbench.verdict.verdict import Verdict
 
 _REPEAT = "repeat="
 
@@ -89,8 +91,14 @@ class PlannedCell(SweepCell):
             worlds=[kind.world_size for kind in self.kinds],
             dies={at: stage.target for at, stage in enumerate(stages) if stage.ends is Ending.crash},
             known_failures=self.known_failures,
-            fault=self.config.fault if self.config.fault.target else None,
         )
+
+    def verdict(self, ends: Sequence[StageEnd]) -> Verdict:
+        """Judge an attempt by the ends of its stages, also by what plug-ins expect."""
+        verdict = verdict_of(self.expected, ends)
+        for hook in hooks("verdict"):
+            verdict = hook(self.config, verdict)
+        return verdict
 
     @property
     def checkpoints(self) -> Path:

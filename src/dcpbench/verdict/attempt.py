@@ -1,11 +1,8 @@
-"""Judges an attempt at a cell by the ends of its stages and the cell's expected outcome: known failures, and
-whether an injected fault was detected."""
+"""Judges an attempt at a cell by the ends of its stages and the cell's known failures."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dcpbench.config.groups import Expect, FaultConfig, rank_of
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import DISK_FULL, RaisedError
 from dcpbench.core.stage_end import RankEnd, StageEnd
@@ -30,13 +27,11 @@ class Expected:
         worlds: number of ranks of each stage.
         dies: by the number of a stage in which a rank has to die, the function of that stage.
         known_failures: the known failures that are listed for the cell.
-        fault: the fault that is injected into the cell, if any.
     """
 
     worlds: Sequence[int]
     dies: Mapping[int, str] = field(default_factory=dict)
     known_failures: Sequence[KnownFailure] = ()
-    fault: FaultConfig | None = None
 
 
 def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
@@ -45,13 +40,7 @@ def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     verdict = _stopped(stop, ends) if stop else _reported(expected, ends)
     if verdict.status == "skip":
         return verdict
-    fault, error = expected.fault, verdict.error
-    if fault and error and error.not_injected and not verdict.failed:
-        return Verdict("skip", f"fault={fault.name}: {error.message}")
-    verdict = _as_consequence(with_known_failures(expected.known_failures, verdict))
-    return (
-        _with_fault(fault, max(expected.worlds), verdict) if fault and verdict.status != "skip" else verdict
-    )
+    return _as_consequence(with_known_failures(expected.known_failures, verdict))
 
 
 def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
@@ -105,49 +94,3 @@ def _reported(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     # In a stage in which a rank has to die, no rank has to report.
     worlds = [0 if stage in expected.dies else size for stage, size in enumerate(expected.worlds)]
     return judge([end.reports for end in ends], worlds)
-
-
-def _with_fault(fault: FaultConfig, world_size: int, verdict: Verdict) -> Verdict:
-    """Return the verdict with `fault_seen`: whether a check, or a load that raised, detected the fault."""
-    expects = [
-        expect if expect.rank is None else replace(expect, rank=rank_of(expect.rank, world_size))
-        for expect in fault.expects
-    ]
-    failing = verdict.status in ("fail", "error")
-    if failing and any(_is_met(expect, verdict) for expect in expects):
-        return replace(verdict, fault_seen=True)
-    wanted = " or ".join(map(_expectation, expects))
-    reason = f"fault={fault.name} was not detected as {wanted}: {verdict.reason or 'nothing failed'}"
-    return replace(verdict, fault_seen=False, reason=reason)
-
-
-def _is_met(expect: Expect, verdict: Verdict) -> bool:
-    error = verdict.error
-    if expect.phases:
-        return (
-            error is not None
-            and error.phase in expect.phases
-            and expect.error in (None, error.type)
-            and re.search(expect.message or "", error.message) is not None
-        )
-    return any(
-        expect.check in (None, failed.check)
-        and expect.rank in (None, failed.rank)
-        and expect.problem in (None, failed.first.problem)
-        and re.fullmatch(expect.name or ".*", failed.first.name)
-        for failed in verdict.failed
-    )
-
-
-def _expectation(expect: Expect) -> str:
-    """Return an expectation as text: `optim_equal on rank 2 of param_groups.0.lr`."""
-    if expect.phases:
-        text = f"{expect.error or 'an error'} in {' or '.join(expect.phases)}"
-        return f"{text} ({expect.message})" if expect.message else text
-    parts = (
-        expect.check or "a check",
-        f"on rank {expect.rank}" if expect.rank is not None else "",
-        f"of {expect.name}" if expect.name else "",
-        f"({expect.problem})" if expect.problem else "",
-    )
-    return " ".join(filter(None, parts))

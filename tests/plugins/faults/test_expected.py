@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from test_judge import finding, reports
 
 from dcpbench.config.groups import Expect, FaultConfig, ScenarioConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Problem, RaisedError
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.verdict.attempt import verdict_of
-from support.ends import raised, reported
+from support.ends import finding, raised, reported, reports
 from support.jobs import job
 
 PLANTED = FaultConfig(
@@ -28,7 +26,7 @@ CONFIG = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fau
 
 
 def with_fault(end: StageEnd) -> bool | None:
-    return verdict_of(job(CONFIG).expected, [end]).fault_seen
+    return job(CONFIG).verdict([end]).fault_seen
 
 
 @pytest.mark.parametrize(
@@ -61,17 +59,17 @@ def test_error_in_a_load_can_detect_a_fault(phase: str, error: str, message: str
 
 def test_fault_without_a_target_is_a_skip() -> None:
     error = RaisedError(1, "load", "AnyError", "it would change nothing there", not_injected=True)
-    verdict = verdict_of(job(CONFIG).expected, [raised(error)])
+    verdict = job(CONFIG).verdict([raised(error)])
     assert (verdict.status, verdict.reason) == ("skip", "fault=lr: it would change nothing there")
     found = reports()
     found[1].checks["optim_equal"].add([finding("param_groups.0.lr", "differs")])
-    assert verdict_of(job(CONFIG).expected, [raised(error, before=found)]).fault_seen
+    assert job(CONFIG).verdict([raised(error, before=found)]).fault_seen
     other = Config(scenario=CONFIG.scenario, world_size=2)
-    assert verdict_of(job(other).expected, [raised(error)]).status == "error"
+    assert job(other).verdict([raised(error)]).status == "error"
 
 
 def test_missed_fault_names_what_was_expected() -> None:
-    verdict = verdict_of(job(CONFIG).expected, [reported(reports())])
+    verdict = job(CONFIG).verdict([reported(reports())])
     assert verdict.status == "pass"
     assert verdict.fault_seen is False
     assert verdict.reason is not None
@@ -82,13 +80,13 @@ def test_missed_fault_names_what_was_expected() -> None:
 def test_expectation_lists_only_its_fields() -> None:
     asked = replace(PLANTED, expects=[Expect(check="optim_equal")])
     config = replace(CONFIG, fault=asked)
-    verdict = verdict_of(job(config).expected, [reported(reports())])
+    verdict = job(config).verdict([reported(reports())])
     assert verdict.reason == "fault=lr was not detected as optim_equal: nothing failed"
     asked = [Expect(phases=["load"], error="KeyError"), Expect(check="optim_equal", problem=Problem.differs)]
     config = replace(config, fault=replace(PLANTED, expects=asked))
-    verdict = verdict_of(job(config).expected, [reported(reports())])
+    verdict = job(config).verdict([reported(reports())])
     assert verdict.reason == (
         "fault=lr was not detected as KeyError in load or optim_equal (differs): nothing failed"
     )
-    skipped = verdict_of(job(config).expected, [reported([RankReport(rank, skip="no") for rank in range(2)])])
+    skipped = job(config).verdict([reported([RankReport(rank, skip="no") for rank in range(2)])])
     assert (skipped.status, skipped.reason, skipped.fault_seen) == ("skip", "no", None)
