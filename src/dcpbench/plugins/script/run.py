@@ -36,13 +36,19 @@ _BYTES_PER_S = 300e6
 @dataclass
 class Freezer:
     """Copies of a run at its stops: all its processes are stopped, its folder is copied, and they
-    continue. `copies` has the copies by their stops. A stop whose copy would take too long has none."""
+    continue. `copies` has the copies by their stops. A stop whose copy would take too long has none, and none
+    has one after the run failed, perhaps before it reached them all."""
 
     stops: Sequence[str]
     folders: Mapping[str, Path]
     copies: dict[str, Copy] = field(default_factory=dict)
     frozen_s: float = 0.0
+    has_failed: bool = False
     _speed: float = _BYTES_PER_S
+
+    def fail(self) -> None:
+        """Drop all copies: the run failed, perhaps since it was frozen."""
+        self.copies, self.has_failed = {}, True
 
     def freeze(self, process: Process, out: Path, records: Path, due: Collection[int]) -> None:
         """Copy the folder for the stops that are due, and continue the run."""

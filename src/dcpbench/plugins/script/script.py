@@ -209,9 +209,10 @@ class Check:
             self._frozen = self._command.run(
                 self._place / "frozen", "frozen", self._limit_s, places, self._freezer
             )
-            if self._frozen.status:  # a collective timed out meanwhile, perhaps
+            if self._frozen.status != 0:  # a collective timed out meanwhile, perhaps
                 self._says(f"it failed, so each stop has a run of its own: {self._frozen.failure}")
-                self._frozen, self._freezer.copies = self._reference, {}
+                self._frozen = self._reference
+                self._freezer.fail()
         else:
             self._frozen = self._uninterrupted("frozen", places)
         if self._freezer.copies:
@@ -224,7 +225,7 @@ class Check:
         if stop.startswith("rank") and int(stop[4:].partition("@")[0]) >= ranks:
             text = "there is one rank" if ranks == 1 else f"there are {ranks} ranks"
             return Verdict("not_reached", f"{text}, from 0"), frozen, None
-        copy, is_due = self._freezer.copies.get(stop), stop.startswith(GENTLE)
+        copy, is_due = self._freezer.copies.get(stop), stop.startswith(GENTLE) or self._freezer.has_failed
         if not is_due and copy is None:
             records = self._place / "frozen" / "frozen-records"
             is_due = (records / f"due-{self._freezer.stops.index(stop)}").exists()
@@ -301,7 +302,7 @@ class Check:
         run = self._command.run(self._place / name, name, limit_s, stops, self._freezer if stops else None)
         if stops and run.status and self._freezer.copies:  # a collective timed out meanwhile, perhaps
             self._says(f"it failed, so each stop has a run of its own: {run.failure}")
-            self._freezer.copies = {}
+            self._freezer.fail()
             return self._uninterrupted("reference")
         self._seconds = seconds = time.monotonic() - began
         broken = listed(run.broken)
