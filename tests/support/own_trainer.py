@@ -341,7 +341,7 @@ class ReadsInTurn(Trainer):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.readers = [Reader(number) for number in range(3)]
-        self.reads, self.restored_reads = 0, None
+        self.reads, self.restored_reads = 0, None  # the latter is that of the next read
         self.numbers: list[int] | None = None
 
     def places(self) -> list[int]:
@@ -349,14 +349,14 @@ class ReadsInTurn(Trainer):
 
     def step(self) -> float:
         if self.restored_reads is not None:
-            self.reads, self.restored_reads = self.restored_reads, None
+            self.reads, self.restored_reads = self.restored_reads - 1, None
         self.reads += 1
         self.numbers = [self.reads, *range(3)]
         self.order.manual_seed(self.readers[self.progress.step % 3].read())
         return super().step()
 
     def own(self) -> dict[str, Any]:
-        reads = self.reads if self.restored_reads is None else self.restored_reads
+        reads = self.reads + 1 if self.restored_reads is None else self.restored_reads
         return super().own() | {"places": self.places(), "reads": reads}
 
     def restore(self, own: dict[str, Any]) -> None:

@@ -180,6 +180,21 @@ def test_bookkeeping_of_schedulers_is_none() -> None:
     assert not [name for name in leaves if name[-1] in ("_step_count", "_get_lr_called_within_step")]
 
 
+class SeededLoader(Loader):
+    """Has a seed of its workers deep in its state, as torchdata's loader has."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"snapshot": {"main": {"_base_seed": 7, "yielded": 1}}}
+
+
+def test_seed_of_a_loaders_workers_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ("loader", "snapshot", "main", "_base_seed")
+    assert inner_attributes(Holder(loader=SeededLoader()))[0][name] == 7
+    monkeypatch.setattr(SeededLoader, "__module__", "torchdata.stateful_dataloader.stateful_dataloader")
+    leaves, _ = inner_attributes(Holder(loader=SeededLoader()))
+    assert leaves == {("loader", "position"): 3, (*name[:-1], "yielded"): 1}
+
+
 def test_attributes_that_training_changes_are_compared() -> None:
     first: Leaves = {("constant",): 1, ("best",): None, ("progress", "step"): 1, ("gone",): 3}
     trained: Leaves = {("constant",): 1, ("best",): 0.5, ("progress", "step"): 9, ("late",): 2}

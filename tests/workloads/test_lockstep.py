@@ -295,6 +295,19 @@ def test_noise_of_gradients_is_that_of_every_jittered_step(monkeypatch: pytest.M
     assert terms == [4], "gradient, magnitude and two steps"
 
 
+def test_statistic_of_few_channels_has_a_tolerance() -> None:
+    """Its jittered inputs would round to the same mean if some went up and others down."""
+    given = config(**ONCE, workload=WorkloadConfig("support.set_once.norm", options={"drop": 0.0}))
+    build_one = partial(build_twin, given, world(), 0)
+    twin = Twin(build_one(), {torch.float32}, build_one, Inexact())
+    twin.begin(batches_of(given, torch.device("cpu")).at(2), None)
+    uses = twin.taken(()).uses
+    tolerances = twin.tolerances(uses, twin.jittered(uses, draws=False))
+    mean = twin.run.model.get_buffer("raw.running_mean")
+    assert (tolerances["raw.running_mean",] > 10 * torch.finfo(mean.dtype).eps * mean).all()
+    assert (tolerances["raw.running_mean",] < 1e-3 * mean).all()
+
+
 def received_buffers() -> list[float]:
     """Return the buffers of a twin after a step that begins with those of the first rank."""
     here = on_ranks()

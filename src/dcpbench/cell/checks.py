@@ -225,7 +225,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
             left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
             if isinstance(target, TrainerRun) and part is StatePart.extra:
-                found = target.lost(found, leaves)
+                found = target.lost(found, leaves, before_a_step=True)
             compared = replace(controls[part], found=found)
             comparisons[part] = Comparison(leaves, actual[part], compared)
         record_restored(cell, checkpoint, comparisons, str(checkpoint))

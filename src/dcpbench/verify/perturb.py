@@ -82,9 +82,9 @@ def _change_values(state: Any) -> Iterator[torch.Tensor]:
 
 
 @torch.no_grad()
-def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int) -> None:
-    """Multiply each element by 1 + `share` or 1 - `share`, in place, the same on every rank for the same
-    shapes. Integers stay unchanged."""
+def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int, least: int = -1) -> None:
+    """Multiply each element by a random one of 1 + `share` and 1 + `least` * `share`, in place, the same on
+    every rank for the same shapes. Integers stay unchanged."""
     generators: dict[torch.device, torch.Generator] = {}
     for tensor in tensors:
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
@@ -93,7 +93,7 @@ def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int) -> None:
             generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
         up = torch.rand(tensor.shape, generator=generators[tensor.device], device=tensor.device) < 0.5
         precise = torch.complex128 if tensor.is_complex() else torch.float64
-        tensor.copy_(tensor.to(precise) * torch.where(up, 1 + share, 1 - share))
+        tensor.copy_(tensor.to(precise) * torch.where(up, 1 + share, 1 + least * share))
 
 
 @torch.no_grad()

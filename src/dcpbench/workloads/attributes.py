@@ -8,14 +8,13 @@ too, as one that is lost can be overwritten later; or be held somewhere else, to
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer as Zero
-from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.core.state import Name, text_of
 from dcpbench.verify.compare import same_leaves
@@ -36,10 +35,15 @@ _DEEPEST = 50
 """How deep plain values are nested at most."""
 _DEEPEST_HELD, _MOST_HELD = 4, 1_000
 """How deep a value is looked for that a load has put elsewhere, and in collections of how many parts."""
-_LOADER, _OF_LOADER = "torchdata.nodes.loader", "num_yielded"
-"""A loader, and what it counts once too often after a restore, as it looks ahead. Its root has the place."""
-_OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "_initial_step")
-"""Bookkeeping of torch's schedulers, which differs in one that is built at the step of a checkpoint."""
+_BOOKKEEPING: Mapping[str, tuple[str, ...]] = {
+    # It differs in a scheduler that is built at the step of a checkpoint.
+    "torch.optim.lr_scheduler": ("_step_count", "_get_lr_called_within_step", "_is_initial", "_initial_step"),
+    # It counts one too many after a restore, as it looks ahead; its root has the place.
+    "torchdata.nodes.loader": ("num_yielded",),
+    # Drawn from a default generator for each epoch's workers. Losses show what these draw.
+    "torchdata.stateful_dataloader.stateful_dataloader": ("_base_seed",),
+}
+"""Parts of the states of classes, by their modules, that no training depends on."""
 
 
 def changed_by_training(first: Leaves, trained: Leaves) -> frozenset[Name]:
@@ -193,21 +197,21 @@ def _state_of(holder: Any) -> Any:
     if isinstance(holder, nn.Module):
         return {key: tensor.detach() for key, tensor in persistent_tensors(holder).items()}
     if callable(getattr(holder, "state_dict", None)):
-        state = holder.state_dict()
-        if type(holder).__module__ == _LOADER and isinstance(state, Mapping):
-            return {key: value for key, value in state.items() if key != _OF_LOADER}
-        return _without_bookkeeping(state) if isinstance(holder, LRScheduler) else state
+        modules = {each.__module__ for each in type(holder).__mro__}
+        return _without(holder.state_dict(), {name for one in modules for name in _BOOKKEEPING.get(one, ())})
     if dataclasses.is_dataclass(holder) or is_users(type(holder).__module__):
         return vars(holder) if hasattr(holder, "__dict__") else None
     return None
 
 
-def _without_bookkeeping(state: Any) -> Any:
-    """Return the state of a scheduler, and of those inside it, without what torch counts for its warnings."""
+def _without(state: Any, bookkeeping: Collection[str]) -> Any:
+    """Return the state of an object, and of those inside it, without its bookkeeping."""
+    if not bookkeeping:
+        return state
     if isinstance(state, Mapping):
-        kept = {key: value for key, value in state.items() if key not in _OF_SCHEDULERS}
-        return {key: _without_bookkeeping(value) for key, value in kept.items()}
-    return [_without_bookkeeping(part) for part in state] if isinstance(state, list) else state
+        kept = {key: value for key, value in state.items() if key not in bookkeeping}
+        return {key: _without(value, bookkeeping) for key, value in kept.items()}
+    return [_without(part, bookkeeping) for part in state] if isinstance(state, list) else state
 
 
 def _as_leaves(value: Any) -> Any:

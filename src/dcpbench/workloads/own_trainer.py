@@ -207,15 +207,19 @@ class TrainerRun:
         due = (self.limits.changing or frozenset()) - self.in_new
         return {name: leaf for name, leaf in own_attributes(self.trainer).items() if name in due}
 
-    def lost(self, found: Iterable[Mismatch], saved: Leaves) -> list[Mismatch]:
+    def lost(self, found: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False) -> list[Mismatch]:
         """Return the mismatches of attributes whose saved value is not held elsewhere: where the load has put
-        it, and the run that was saved has another value."""
+        it, and the run that was saved has another value. Before a step a number may be held as the next."""
         texts, now = {text_of(name): leaf for name, leaf in saved.items()}, values_within(self.trainer)
         restored, built, kept = (same_leaves(leaves, now) for leaves in (saved, self._built, self._loaded))
         elsewhere = [now[name] for name in kept - built if restored.isdisjoint((name, name[:-1]))]
 
         def is_held(name: str) -> bool:
-            return name in texts and any(same_leaf((name,), texts[name], leaf) for leaf in elsewhere)
+            value = texts.get(name)
+            values = [value, value + 1] if before_a_step and type(value) is int else [value]
+            return name in texts and any(
+                same_leaf((name,), one, leaf) for one in values for leaf in elsewhere
+            )
 
         return [mismatch for mismatch in found if not is_held(mismatch.name)]
 
