@@ -51,7 +51,7 @@ def test_all_else_differs_in_the_target_itself(group: str, value: str) -> None:
         target.component.prepare(target.model, step)
         if given.load_into.filled:
             target.fill_optimizer()
-        unchanged = target.make_different(1000 + step, saved[StatePart.optimizer])
+        unchanged = target.make_different(1000 + step)
         now = live_state(target)
         expected = {"param_groups.0.params"} | UNCHANGED.get(value, set())
         assert {text_of(name) for names in unchanged.values() for name in names} == expected

@@ -166,7 +166,7 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
     it is detected, and run the negative control of each part. What cannot be changed, and flags, which no
     load restores, are changed in a copy. `number` varies the new values."""
     with cell.phase("build"):
-        unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get(StatePart.optimizer))
+        unchanged = target.make_different(other_seed(cell, number))
         if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
     with cell.phase("verify", "power"):

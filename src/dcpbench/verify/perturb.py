@@ -55,18 +55,14 @@ def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lam
     return unchanged
 
 
-def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> set[Name]:
+def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> set[Name]:
     """Change every element of every state tensor, every other value in the state and every hyperparameter, in
-    place. A hyperparameter gets a value that differs from the `saved` one too, because a flag that no load
-    restored would return to its original value on the second change. Return the names of what cannot be
-    changed in a live optimizer, the parameters of each group."""
+    place. Return the names of what cannot be changed in a live optimizer, the parameters of each group."""
     for one in getattr(optimizer, "optimizers", None) or [optimizer]:
         perturb(_change_values(one.state), seed)
-    for number, group in enumerate(optimizer.param_groups):
+    for group in optimizer.param_groups:
         for key in group.keys() - {"params"}:
             group[key] = perturbed(group[key], key)
-            if same_value(group[key], (saved or {}).get(("param_groups", number, key), group)):
-                group[key] = perturbed(group[key], key)
     return {("param_groups", number, "params") for number in range(len(optimizer.param_groups))}
 
 

@@ -192,7 +192,7 @@ class OwnRun:
             return NOTHING_UNSAVED
         return UnsavedValues({"model": self.model}, self._workload.not_saved)
 
-    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
+    def make_different(self, seed: int) -> Unchanged:
         before = {part: retained(leaves) for part, leaves in self.extra().items()}
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
@@ -206,7 +206,7 @@ class OwnRun:
             # Such as the functions of a scheduler, or what an object refuses.
             **{part: same_leaves(before[part], leaves) for part, leaves in self.extra().items()},
             StatePart.model: perturb_model(self.model, seed, self.limits.leaves_out),
-            StatePart.optimizer: perturb_optimizer(self.optimizer, seed, optimizer),
+            StatePart.optimizer: perturb_optimizer(self.optimizer, seed),
         }
 
     def fill_optimizer(self) -> None:

@@ -281,7 +281,7 @@ class TrainerRun:
         self._read_attributes()
         self._loaded = retained(values_within(self.trainer))
 
-    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
+    def make_different(self, seed: int) -> Unchanged:
         """Build the trainer again, with other generators, if it has trained or loaded: a restarted job builds
         it once. Change its weights and its optimizer."""
         if not self._is_new:
@@ -290,7 +290,7 @@ class TrainerRun:
         of_model = {id(value) for value in self.model.parameters()}
         unchanged = {
             StatePart.model: perturb_model(self.model, seed, self.limits.leaves_out),
-            StatePart.optimizer: perturb_optimizer(self.optimizer, seed, optimizer),
+            StatePart.optimizer: perturb_optimizer(self.optimizer, seed),
             StatePart.extra: self.attributes(),
         }
         perturb([value for value in self._parameters() if id(value) not in of_model], seed)

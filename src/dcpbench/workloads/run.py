@@ -103,8 +103,8 @@ class Run(Protocol):
     def train(self, batches: Batches, until: int) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step."""
 
-    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
-        """Change everything that a load restores; `optimizer` is the saved optimizer state."""
+    def make_different(self, seed: int) -> Unchanged:
+        """Change everything that a load restores."""
 
 
 def dtypes_of(run: Run) -> set[torch.dtype]:
