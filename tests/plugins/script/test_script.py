@@ -292,3 +292,27 @@ def test_words_of_the_resume_name_the_newest_checkpoint(named: Finished) -> None
     assert "dcpbench chose the checkpoint" in rows[2]["reason"]
     assert "deterministic algorithms of torch are set in all runs" in named.out
     assert "--deterministic --stop=kill@11" in rows[2]["overrides"]
+
+
+def test_long_jobs_end_after_saves(tmp_path: Path) -> None:
+    """A script that never ends: its runs are ended some steps after a save, or after three steps."""
+    (tmp_path / "train.py").write_text(
+        "import os, sys, torch, itertools\n"
+        "torch.manual_seed(7); p = torch.nn.Linear(2, 1)\n"
+        "o = torch.optim.SGD(p.parameters(), 0.1); step = 0\n"
+        "last = f'{sys.argv[1]}/last.pt'\n"
+        "if os.path.exists(last):\n"
+        "    state = torch.load(last); p.load_state_dict(state['p']); step = state['step']\n"
+        "for step in itertools.count(step + 1):\n"
+        "    p(torch.full((1, 2), step / 64)).sum().backward(); o.step(); o.zero_grad()\n"
+        "    if step % 6 == 0: torch.save({'p': p.state_dict(), 'step': step}, last)\n"
+    )
+    command = ["--", sys.executable, "train.py", "{out}"]
+    ended = script(tmp_path / "x", "--saves=2", "--stop=kill@9", *command)
+    assert (ended.status, "steps 7 to 18 are equal" in ended.out) == (0, True), ended.out + ended.err
+    assert "frozen               18 steps on 1 rank, saves after step 6, 12 " in ended.out
+    assert "--saves=2" in read_rows(tmp_path / "x")[0][0].overrides
+    ended = script(tmp_path / "look", "--look", *command)
+    assert (ended.status, "torch has the seed 7; " in ended.out) == (0, True), ended.out + ended.err
+    assert "6 runs would follow" in ended.out
+    assert "1 optimizer, the first of 2 weights" in ended.out

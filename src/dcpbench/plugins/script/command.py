@@ -33,6 +33,12 @@ script = Command(
                  "--stop, with the script as it now is. The saves are the old script's."),
     click.Option(["--every"], metavar="N", type=click.IntRange(1), default=1, show_default=True,
                  help="Record weights, gradients and optimizer state at every N-th step."),
+    click.Option(["--saves"], metavar="N", type=click.IntRange(0), default=0,
+                 help="End each run some steps after its N-th save, for jobs of hours. The number of steps "
+                 "is then not compared."),
+    click.Option(["--look"], is_flag=True,
+                 help="Run three steps, and print what is seen: ranks, optimizers, seeds, saves, and how "
+                 "many runs would follow."),
     click.Option(["--deterministic"], is_flag=True,
                  help="Set torch's deterministic algorithms in all runs: on GPUs few are exact without."),
     click.Option(["--timeout"], metavar="SECONDS", type=click.IntRange(1), default=600, show_default=True,

@@ -116,7 +116,7 @@ class Compared:
             for rank, steps in self.steps.items()
             if self._place < len(steps)
         ]
-        used = {name for steps in stopped.frozen.ranks.values() for name in _used_generators(steps)}
+        used = {name for steps in stopped.frozen.ranks.values() for name in used_generators(steps)}
         self.generators = sorted(used & {name for kinds in firsts for name in kinds.get(HINT, [])})
         """Generators that differ at the first resumed step, and are drawn from."""
         self.loaded_saves = [save for save in stopped.run.disk.saves if save.date == self.loaded]
@@ -177,7 +177,8 @@ class Compared:
                 yield Difference(
                     number(other), rank, kind, kinds[kind], expected_values, values, optimizer=made_by
                 )
-        if self.stopped.whole and len(actual) != len(expected):
+        whole = self.stopped.whole
+        if whole and len(actual) != len(expected) and not (whole.ends or self.resumed.ends):
             end, last = number(expected[-1]) + len(actual) - len(expected), number(expected[-1])
             text = f"ends after step {end}, the reference after step {last}"
             yield Difference(min(end, last) + 1, rank, "steps", text=text)
@@ -254,7 +255,7 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
     found = []
     for rank in some.ranks.keys() & others.ranks.keys():
         steps, other_steps = some.ranks[rank], others.ranks[rank]
-        used = _used_generators(steps)
+        used = used_generators(steps)
         for expected, actual in zip(steps, other_steps, strict=False):
             kinds = different(expected, actual)
             kinds[HINT] = [name for name in kinds.get(HINT, []) if name in used]
@@ -274,7 +275,7 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
     return min(found, key=lambda difference: difference.place, default=None)
 
 
-def _used_generators(steps: Sequence[Event]) -> set[str]:
+def used_generators(steps: Sequence[Event]) -> set[str]:
     """Return the generators whose state changes from step to step."""
     return {name for before, after in pairwise(steps) for name in different(before, after).get(HINT, [])}
 

@@ -95,6 +95,11 @@ class Run:
         return max((number(step) for steps in self.ranks.values() for step in steps), default=0)
 
     @property
+    def ends(self) -> int:
+        """The step before which dcpbench ended it (`--saves`); 0 if it did not."""
+        return max((event["k"] + 1 for event in self.of_kind("enough")), default=0)
+
+    @property
     def broken(self) -> list[str]:
         """The errors of the recorder."""
         return [*dict.fromkeys(event["error"] for event in self.of_kind("broken"))]

@@ -89,6 +89,7 @@ class Command:
     grace_s: float = 30.0
     deterministic: bool = False
     is_recorded: bool = True
+    saves: int = 0
     began: float = field(default_factory=time.time)
     """Seconds of the epoch: files of the user that were there before are protected."""
 
@@ -116,6 +117,7 @@ class Command:
         freezer: Freezer | None = None,
         source: Copy | None = None,
         more: Sequence[str] = (),
+        ends: int = 0,
     ) -> Run:
         """Run the command for at most `limit_s` seconds, frozen by a `freezer` at its stops, or else ended by
         the first stop.
@@ -125,6 +127,7 @@ class Command:
             name: what the run is for, in the names of files.
             source: the folder with which it begins.
             more: words that a resume adds.
+            ends: the step before which the run ends; 0: its own end, or that after `saves`.
         """
         records, log = folder / f"{name}-records", folder / f"{name}.log"
         shutil.rmtree(records, ignore_errors=True)  # of an earlier resume
@@ -144,7 +147,7 @@ class Command:
             "every": 1 if source else self.every,
         }
         named = [str(self.cwd), *paths_of([*self.words, *more], self.cwd)]
-        known["deterministic"] = self.deterministic
+        known |= {"deterministic": self.deterministic, "saves": self.saves, "ends": ends}
         known |= {"began": self.began, "own": [str(self.place)], "named": named, "stops": [*stops]}
         write_json(settings, known)
         added = resume_words(more, source, self.out) if source else more
@@ -194,6 +197,8 @@ class Command:
         while (status := process.poll()) is None:
             if (records / "harm").exists():
                 return -signal.SIGKILL
+            if (records / "enough").exists():
+                return 0
             done = _marked(records, "done", len(stops))
             due = [index for index in _marked(records, "due", len(stops)) if index not in done]
             if due and freezer:
@@ -223,10 +228,10 @@ class Command:
             time.sleep(_POLL_S)
         return status
 
-    def stop(self, folder: Path, stop: str, limit_s: float) -> tuple[Run, Copy | None]:
+    def stop(self, folder: Path, stop: str, limit_s: float, ends: int = 0) -> tuple[Run, Copy | None]:
         """Run the command to a stop that ends it, and return the folder that it left; None if the run ended
         before."""
-        run = self.run(folder, "stopped", limit_s, [stop])
+        run = self.run(folder, "stopped", limit_s, [stop], ends=ends)
         due, writing = folder / "stopped-records" / "due-0", folder / "stopped-writing.json"
         events = run.of_kind("stop")
         if due.exists() and not stop.startswith(GENTLE):

@@ -24,13 +24,13 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, listed, path_text, program, size_text
 from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
-from dcpbench.plugins.script.compare import Stopped, first_noise, likely_checkpoints
+from dcpbench.plugins.script.compare import Stopped, family, first_noise, likely_checkpoints
 from dcpbench.plugins.script.copies import Copy
 from dcpbench.plugins.script.judge import STATUS, Runs, Verdict, judge
 from dcpbench.plugins.script.record import Run, plain
 from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
-from dcpbench.plugins.script.shown import differing, issue, losses
+from dcpbench.plugins.script.shown import PARALLEL, differing, issue, losses, seen
 from dcpbench.plugins.script.stops import GENTLE, chosen
 from dcpbench.plugins.script.words import hidden, other_hosts, resume_words, secrets_of
 from dcpbench.records import files
@@ -50,7 +50,6 @@ from dcpbench.sweep.signals import Signals
 
 _MOST_COPIED = 2 * 1024**3
 _LEAST_LIMIT_S, _FACTOR = 60.0, 10.0
-_PARALLEL = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp", "FSDPModule": "fsdp2"}
 
 
 def main(
@@ -64,6 +63,8 @@ def main(
     deterministic: bool = False,
     as_json: bool = False,
     again: str | None = None,
+    saves: int = 0,
+    look: bool = False,
 ) -> int:
     """Check a script, and return the exit status."""
     name = again or folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))
@@ -84,11 +85,18 @@ def main(
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
     check, signals = (
-        Check(Command([*words], cwd, place, every, grace, deterministic), resume_args, place, console),
+        Check(
+            Command([*words], cwd, place, every, grace, deterministic, saves=saves),
+            resume_args,
+            place,
+            console,
+        ),
         Signals(),
     )
     signals.obey()
     try:
+        if look:
+            return check.look(timeout)
         rows = [*(check.rows_again if again else check.rows)(dict.fromkeys(stop), timeout)]
         if as_json:
             print(json.dumps([row.flat() for row in rows], indent=1))
@@ -174,7 +182,7 @@ class Check:
             if (folder / "again.json").exists():
                 return self._command.recorded(folder, "again")
             self._says("uninterrupted once more: do two runs repeat?")
-            return self._command.run(folder, "again", self._limit_s)
+            return self._command.run(folder, "again", self._limit_s, ends=self._reference.ends)
 
         for stop in stops:
             began = time.monotonic()
@@ -197,6 +205,16 @@ class Check:
                 files.remove_tree(self._folder(stop) / "out")
             yield row
 
+    def look(self, limit_s: float) -> int:
+        """Run three steps of the command, and print what is seen."""
+        run = self._command.run(self._place / "look", "look", limit_s, ends=4)
+        if problem := problem_of(run, self._command, self._place / "unrecorded", limit_s, _LEAST_LIMIT_S):
+            raise ConfigError(self._hidden(f"the command {problem}; see {path_text(run.log)}"))
+        for line in seen(run):
+            self._print(line)
+        files.remove_tree(self._place / "run")
+        return 0
+
     def _frozen_at(self, stops: Collection[str]) -> None:
         """Make the run that is frozen at stops, and copied; it is the reference if there is none."""
         places = [stop for stop in stops if not stop.startswith(GENTLE)]
@@ -207,7 +225,12 @@ class Check:
             self._says(f"{counted(len(stops), 'stop')}: {counted(count, 'more run')}, about {seconds:.0f} s")
             self._says(f"frozen and copied at {listed(places)}")
             self._frozen = self._command.run(
-                self._place / "frozen", "frozen", self._limit_s, places, self._freezer
+                self._place / "frozen",
+                "frozen",
+                self._limit_s,
+                places,
+                self._freezer,
+                ends=self._reference.ends,
             )
             if self._frozen.status != 0:  # a collective timed out meanwhile, perhaps
                 self._says(f"it failed, so each stop has a run of its own: {self._frozen.failure}")
@@ -236,7 +259,7 @@ class Check:
             stopped = Stopped(frozen.until(copy.time), copy, frozen)
         elif is_due:
             self._says(f"{stop}: a run of its own")
-            run, copy = self._command.stop(folder, stop, self._limit_s)
+            run, copy = self._command.stop(folder, stop, self._limit_s, self._reference.ends)
         if copy is None:
             ended = f"ended with {run.failure if run.status else 'exit status 0'}"
             how = "ran too long" if run.status is None else ended
@@ -253,11 +276,15 @@ class Check:
 
         def resume(name: str, text: str) -> Run:
             self._says(f"{stop}: {text}")
-            return self._command.run(folder, name, self._limit_s, source=copy, more=self._resume_words)
+            newest = family(stopped, ()).newest or 0
+            ends = frozen.ends and max(2, frozen.ends - newest)  # in steps of its own, from the newest one
+            return self._command.run(
+                folder, name, self._limit_s, source=copy, more=self._resume_words, ends=ends
+            )
 
         def restart() -> Run:
             self._says(f"{stop}: once more: does it repeat?")
-            again, copy = self._command.stop(folder / "again", stop, self._limit_s)
+            again, copy = self._command.stop(folder / "again", stop, self._limit_s, self._reference.ends)
             return again.split(copy.event["t"])[1] if copy else again
 
         if restarted:
@@ -334,10 +361,11 @@ class Check:
         about, words, every = self._reference.about, self._command.words, self._command.every
         scripts = [Path(word) for word in words if word.endswith(".py")]
         sources = [path for path in (self._command.cwd / path for path in scripts) if path.is_file()]
-        parallel = [name for kind, name in _PARALLEL.items() if kind in about["classes"]]
+        parallel = [name for kind, name in PARALLEL.items() if kind in about["classes"]]
         first, resume = verdict.first, shlex.join(self._resume_words)
         options = [f"--resume-args={resume}"] * bool(resume) + [f"--every={every}"] * (every > 1)
         config = {"script.command": self._hidden(shlex.join(words)), "--stop": stop}
+        options += [f"--saves={self._command.saves}"] * bool(self._command.saves)
         options += ["--deterministic"] * self._command.deterministic
         config |= {"script.deterministic": "true"} if self._command.deterministic else {}
         config |= {"script.resume_args": self._hidden(resume)} if resume else {}

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dcpbench.plugins.script.compare import KINDS, Difference
+from dcpbench.config.text import counted, listed
+from dcpbench.plugins.script.compare import KINDS, Difference, used_generators
 from dcpbench.plugins.script.record import Run
 from dcpbench.records.row import Row
 
+PARALLEL = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp", "FSDPModule": "fsdp2"}
+"""Parallelisms by the classes of their modules."""
 _MOST_NAMES = 8
 _FOLDERS = re.compile(r"(?<![\w.:/~])/(?:[\w.@+-]+/)+")
 _PACKAGES = re.compile(r"/[^\s\"']*/(?=(?:site|dist)-packages/)")
@@ -41,6 +44,31 @@ def differing(differences: Sequence[Difference]) -> list[str]:
         if (more := len(of.names) - _MOST_NAMES) > 0:
             lines.append(f"{title}: and {more} more")
     return lines
+
+
+def seen(run: Run) -> list[str]:
+    """Return lines about a run of a few steps."""
+    first = next(iter(run.ranks.values()))
+    about, own = run.about, [step for step in first if not step["optimizer"]]
+    began = min(event["t"] for event in run.events)
+    start_s, step_s = own[0]["t"] - began, (own[-1]["t"] - own[0]["t"]) / max(1, len(own) - 1)
+    weights = len(own[0]["parts"].get("weights", ()))
+    seeded = f"torch has the seed {about['seed']}" if about["seed"] < 2**32 else "torch is not seeded"
+    drawn = sorted(used_generators(first))
+    saves = [
+        f"{version.paths[0][0]} after step {version.date}" for version in run.disk.versions if version.date
+    ]
+    count = 8 if len(run.ranks) > 1 else 6
+    kinds = [name for name in about["classes"] if name in PARALLEL or name == "OptimizedModule"]
+    return [
+        f"{counted(len(run.ranks), 'rank')} on {listed(about['devices'])}, torch {about['torch']}"
+        + (f", {listed(kinds)}" if kinds else ""),
+        f"{counted(len({step['optimizer'] for step in first}), 'optimizer')}, the first of {weights} weights",
+        f"{seeded}; the steps draw from the generator of {' and '.join(drawn) or 'nothing'}",
+        f"saved in three steps: {listed(saves) or 'nothing'}",
+        f"{count} runs would follow: each {start_s:.1f} s to its first step, then {step_s:.2g} s a step; "
+        "--saves 3 ends each after three saves",
+    ]
 
 
 def issue(row: Row, details: dict[str, Any], again: str, places: dict[str, str]) -> str:

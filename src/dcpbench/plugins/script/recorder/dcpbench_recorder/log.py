@@ -27,6 +27,8 @@ class Log:
         self.every: int = known["every"]
         self.deterministic: bool = known.get("deterministic", False)
         self.protection = Protection(known)
+        self.ends: int = known.get("ends", 0)
+        self.saves: int = known.get("saves", 0)
         self.stop = Stop(self, known["stops"])
         self.steps = 0
         self.follows_stop = any(name.startswith("stopped-") for name in os.listdir(self.folder))
@@ -141,6 +143,25 @@ class Stop:
                 self._freeze(index)
             elif number == place["number"] and place["kind"] in signals:
                 self._signal(signals[place["kind"]])
+        if number and self._is_enough(number):
+            self._log.write("enough")
+            open(os.path.join(self._log.folder, "enough"), "w").close()
+            while True:  # until dcpbench ends the run
+                time.sleep(1)
+
+    def _is_enough(self, number: int) -> bool:
+        """Tell whether the run ends before a step: a given one, or the one some steps after a given number of
+        saves and after all stops."""
+        if self._log.ends or not self._log.saves:
+            return 0 < self._log.ends <= number
+        names = [name[6:] for name in os.listdir(self._log.folder) if name.startswith("saved-")]
+        before, *dates = sorted({0, *map(int, names)})[: self._log.saves + 1]
+        steps: list[int] = [place["number"] for place in self._places if not place["part"]]
+        if len(dates) < self._log.saves:
+            return False
+        gap = dates[-1] - (dates[-2] if len(dates) > 1 else before)
+        least = dates[-1] + min(gap // 2 + 2, max(1, gap - 1))  # not after the next save
+        return number > max([least, *(step + 1 for step in steps)])
 
     def at_change(self, path: str, to: str = "", opens: bool = False, truncates: bool = False) -> None:
         """Make the stops that are due at a change of a file. In the copy, a file that is opened is empty."""

@@ -166,6 +166,7 @@ class Steps:
         classes |= {"OptimizedModule" for module in modules if getattr(module, "_compiled_call_impl", None)}
         return {
             "torch": torch.__version__,
+            "seed": torch.initial_seed(),
             "python": sys.version.split()[0],
             "world_size": distributed.get_world_size() if is_parallel else 1,
             "backend": distributed.get_backend() if is_parallel else None,
