@@ -16,6 +16,7 @@ each. What the cell does is the same code.
 # ruff: noqa: T201
 import argparse
 import cProfile
+import gc
 import itertools
 import json
 import math
@@ -108,6 +109,7 @@ def measure(layout: str, rank: int, ranks: int, folder: str, results: Any) -> No
     from dcpbench.workloads.world import World, new_group
 
     torch.set_num_threads(1)
+    gc.freeze()  # as ranks do
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     world = World(rank, ranks, torch.device("cpu"), *(new_group() for _ in range(3)))

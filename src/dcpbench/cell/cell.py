@@ -206,7 +206,7 @@ class Cell:
 
     def measured(self, metric: str) -> int:
         """Return how often this rank has measured a metric, which is the number of the next save or load."""
-        return sum(one.metric == metric for one in self.report.measurements)
+        return [one.metric for one in self.report.measurements].count(metric)
 
     def record(self, check: str, compared: Compared, where: str, sides: Sides | None = None) -> None:
         """Record a comparison and its negative control.

@@ -81,7 +81,9 @@ class CheckReport:
         self.add(replace(one, where=where, sides=one.sides or sides) for one in compared.found)
         self.compared.setdefault(where, {}).update(compared.names)
         control = self.control.setdefault(where, {})
-        control.update({name: did and control.get(name, True) for name, did in compared.fired.items()})
+        missed = [name for name, did in control.items() if not did]
+        control.update(compared.fired)
+        control.update(dict.fromkeys(missed, False))
 
     def add(self, mismatches: Iterable[Mismatch]) -> None:
         """Add mismatches."""

@@ -79,7 +79,8 @@ def _hooks(name: str, owner: object) -> list[str]:
         kinds = [one for one in vars(owner).items() if type(one[1]) not in _CONTAINERS or one[1]]
     found = list[str]()
     for kind, hooks in kinds:
-        if kind[-6:] == "_hooks" and isinstance(hooks, Mapping | list | tuple) and hooks:
+        is_known = type(hooks) in _CONTAINERS
+        if kind[-6:] == "_hooks" and (is_known or isinstance(hooks, Mapping | list | tuple)) and hooks:
             # DDP lists each communication hook with its state; they belong to the layout.
             called = hooks.values() if isinstance(hooks, Mapping) else hooks
             codes = [_code_of(hook) for hook in called if callable(hook)]
@@ -91,7 +92,8 @@ def _hooks(name: str, owner: object) -> list[str]:
 
 def _code_of(hook: Callable[..., Any]) -> str:
     """Return module, qualified name and line of a function or method, or the class of another callable."""
-    hook = inspect.unwrap(hook)
+    if hasattr(hook, "__wrapped__"):
+        hook = inspect.unwrap(hook)
     if isinstance(hook, functools.partial):
         return _code_of(hook.func)
     named: Any = hook if hasattr(hook, "__qualname__") else type(hook)
