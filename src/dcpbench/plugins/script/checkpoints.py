@@ -243,8 +243,11 @@ class Family:
 
     def _chosen(self, taken: int | None) -> list["_Class"]:
         """Return the classes of the family."""
-        opened = [
-            of for of in self._classes if of.dates[-1] and any(map(self._is_opened, of.paths_at(self._time)))
+        opened = [  # or looked for in vain
+            of
+            for of in self._classes
+            if of.dates[-1]
+            and (of.published(self._opened) or any(map(self._is_opened, of.paths_at(self._time))))
         ]
         state = [of for of in self._classes if of.contains(self._state)]
         if not opened:  # then those that have most: exports and best weights are not meant to be resumed

@@ -343,7 +343,7 @@ def _explained(
                 if folded(path) in map(folded, taken)}  # fmt: skip
     values = {value for save in compared.loaded_saves for value in save.content.values()}
     imported = compared.resumed.about.get("frameworks", ())
-    framework = next((name for name in KINDS["checkpoint"]["frameworks"] if name in imported), "")
+    framework = next((name for name in imported if name in KINDS["checkpoint"]["frameworks"]), "")
     # Words of the texts, and signs, which hold where they are not empty; what was compared has more of them.
     facts: dict[str, Any] = (
         vars(compared)

@@ -159,6 +159,8 @@ class Steps:
 
     def _about(self) -> dict[str, Any]:
         """Return what is known about a process that trains."""
+        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe())]
+        callers = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
         distributed = torch.distributed
         is_parallel = distributed.is_available() and distributed.is_initialized()
         modules = [module for model in [*self._models] for module in model.modules()]
@@ -172,7 +174,10 @@ class Steps:
             "backend": distributed.get_backend() if is_parallel else None,
             "devices": sorted({value.device.type for _, value in self._named("named_parameters").values()}),
             "classes": sorted(classes),
-            "frameworks": [name for name in _FRAMEWORKS if name in sys.modules],
+            # Frameworks import one another: that in whose code the step is made comes first.
+            "frameworks": sorted(
+                filter(sys.modules.__contains__, _FRAMEWORKS), key=lambda name: name not in callers
+            ),
         }
 
     # Hooks.
