@@ -28,6 +28,8 @@ script = Command(
     click.Option(["--resume-args"], metavar="WORDS", default="", type=shlex.split,
                  help="Words that the resume adds to the command. {newest:checkpoint-*} is the newest path "
                  "below {out} that fits, {step} the digits in it."),
+    click.Option(["--gate"], metavar="KINDS", default="", type=lambda text: text.split(",") if text else (),
+                 help="Kinds of stops that decide the exit status, as kill,term,rank; others only report."),
     click.Option(["--again"], metavar="FOLDER", type=click.Path(exists=True, file_okay=False),
                  help="Resume the copies that a check kept in FOLDER, of all stops that failed or those at "
                  "--stop, with the script as it now is. The saves are the old script's."),

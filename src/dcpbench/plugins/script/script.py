@@ -65,6 +65,7 @@ def main(
     again: str | None = None,
     saves: int = 0,
     look: bool = False,
+    gate: Sequence[str] = (),
 ) -> int:
     """Check a script, and return the exit status."""
     name = again or folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))
@@ -100,7 +101,7 @@ def main(
         rows = [*(check.rows_again if again else check.rows)(dict.fromkeys(stop), timeout)]
         if as_json:
             print(json.dumps([row.flat() for row in rows], indent=1))
-        return check.end(rows)
+        return check.end(rows, gate)
     except KeyboardInterrupt:
         console.print(f"interrupted; logs and rows: {path_text(place)}", style="bold", soft_wrap=True)
         return signals.status(INTERRUPTED)
@@ -309,18 +310,20 @@ class Check:
         """Print what runs now."""
         self._print(f"    {text}", "dim")
 
-    def end(self, rows: Sequence[Row]) -> int:
-        """Write the reports, and return the exit status."""
+    def end(self, rows: Sequence[Row], gate: Sequence[str] = ()) -> int:
+        """Write the reports, and return the exit status, which stops of the kinds `gate` decide, or all."""
         write_csv(self._place)
         write_reports(self._place, None)
         files.remove_tree(self._place / "run")
-        failed, exact = ([row for row in rows if row.status == status] for status in ("fail", "pass"))
+        deciding = [row for row in rows if not gate or str(row.config["--stop"]).startswith(tuple(gate))]
+        failed, exact = ([row for row in deciding if row.status == status] for status in ("fail", "pass"))
         words = Counter(row.texts["verdict"] for row in rows)
         text = f"{words['exact']} of {counted(len(rows), 'stop')} exact"
         text += f", {words['restored']} restored" if words["restored"] else ""
+        text += f", {len(rows) - len(deciding)} not in --gate" if gate else ""
         page = path_text(self._place / "report.html")
         self._print(f"{text}; page: {page}", "bold red" if failed else "bold")
-        return 1 if failed else 0 if len(exact) == len(rows) else WRONG_CONFIGURATION
+        return 1 if failed else 0 if exact and len(exact) == len(deciding) else WRONG_CONFIGURATION
 
     def _uninterrupted(self, name: str, stops: Sequence[str] = ()) -> Run:
         """Run the command to its end, perhaps frozen at stops, and write what it ran on."""
