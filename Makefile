@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Let Python keep the bytecode of modules and of tests that pytest has rewritten: later processes start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-frameworks test-multinode test-slurm without lint docs samples findings bench mutants fuzz soak setup clean
+.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-frameworks test-scripts test-multinode test-slurm without lint docs samples findings bench mutants fuzz soak setup clean
 
 # 20 cells in 84 s: five parallelisms, compiled or not, sync and async saves.
 run: $(VENV)/.ready
@@ -44,6 +44,10 @@ test-exhaustive: $(VENV)/.ready
 test-frameworks: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]'
 	$(BIN)/python -m pytest tests/plugins/script/test_resumebench.py -k "hf_trainer or lightning or accelerated or lora"
+
+# Verdicts on public scripts, whose checkouts are in FOLDER under the names of their repositories.
+test-scripts: $(VENV)/.ready
+	$(BIN)/python benchmarks/resumebench/run.py --checkouts $(FOLDER)
 
 # Cells on several hosts: those that Ray simulates, and, as root, network namespaces. Installs Ray.
 test-multinode: $(VENV)/.ready

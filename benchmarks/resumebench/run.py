@@ -2,6 +2,7 @@
 
 python benchmarks/resumebench/run.py              # all cases
 python benchmarks/resumebench/run.py extras ddp   # those whose script and stop have one of these words
+python benchmarks/resumebench/run.py --checkouts FOLDER   # public scripts: those of `public.json` in FOLDER
 
 A case has the verdict and, where that is not enough, the first difference (`step`, `kind`, `name`, `rank`),
 the step that is `loaded`, words of the `likely` cause or of the `reason`, and words that are `never` in them.
@@ -28,18 +29,23 @@ NEEDS = {
 """The package that a script needs in addition to torch."""
 
 
+def home(case):
+    """Return the folder of a case's script."""
+    return Path(case["checkouts"], case["cwd"]) if "checkouts" in case else HERE
+
+
 def command(case):
     """Return the words that start a case's script: a file, or `-m` and a module of this folder."""
     script, *words = case["script"].split()
-    start = [script, words.pop(0)] if script == "-m" else [str(HERE / script)]
-    words = [*start, *(words if {"{out}", "."} & {*words} else ["{out}", *words])]
+    start = [script, words.pop(0)] if script == "-m" else [str(home(case) / script)]
+    words = [*start, *(words if "." in words or "{out}" in case["script"] else ["{out}", *words])]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.get('ranks', 1)}"]
     return [sys.executable, *(launcher if "ranks" in case else []), *words]
 
 
 def missing(case):
     """Return the package that a case needs and that is not installed; None if it can run."""
-    package = NEEDS.get(case["script"].split()[0])
+    package = case.get("needs", NEEDS.get(case["script"].split()[0]))
     return package if package and importlib.util.find_spec(package) is None else None
 
 
@@ -49,7 +55,7 @@ def working_folder(case, place):
     if "prepare" in case:
         subprocess.run([*command(case), case["prepare"]], cwd=place, check=True)
         return place
-    return HERE
+    return home(case)
 
 
 def run(case, place):
@@ -86,6 +92,15 @@ def wrong(case, row, status):
 def main(words):
     """Run the selected cases, print a line for each, and return how many were wrong."""
     cases = json.loads((HERE / "cases.json").read_text())
+    if words[:1] == ["--checkouts"]:
+        import public_data
+
+        folder, words = Path(words[1]).resolve(), words[2:]
+        cases = [case | {"checkouts": str(folder)} for case in json.loads((HERE / "public.json").read_text())]
+        absent = [case for case in cases if not home(case).exists()]
+        print(*(f"no checkout of {case['repository']} in {home(case)}" for case in absent), sep="\n")
+        cases = [case for case in cases if case not in absent]
+        public_data.write(folder)
     cases = [
         case
         for case in cases
@@ -101,7 +116,9 @@ def main(words):
             row, status = run(case, Path(folder, str(number)))
             found = wrong(case, row, status)
             bad += bool(found)
-            text = f"{case['script']} {case['stop']}: {row['reason'] or row['verdict']}"
+            text = (
+                f"{case.get('repository', case['script'])} {case['stop']}: {row['reason'] or row['verdict']}"
+            )
             print(f"{'WRONG' if found else 'right'} {time.monotonic() - began:5.1f} s  {text}", flush=True)
             for one in row.get("details", {}).get("likely", ()):
                 print(f"               likely: {one}", flush=True)
