@@ -59,11 +59,11 @@ def compare(asked: argparse.Namespace, trees: dict[str, Path], folder: Path) -> 
         for name, tree in trees.items():
             if not asked.no_compose:
                 began = time.perf_counter()
-                run(tree, *COMPOSED, size, "plan=true", f"hydra.sweep.dir={folder / 'planned'}")
+                run(tree, "plan", *COMPOSED, size, f"hydra.sweep.dir={folder / 'planned'}")
                 composing[name].append(time.perf_counter() - began)
             place = folder / f"{name}-{turn}"
             lists = (f"parallel={','.join(PARALLELISMS)}", f"seed=range(0,{asked.cells})")
-            run(tree, *lists, size, f"hydra.sweep.dir={place}")
+            run(tree, "-m", *lists, size, f"hydra.sweep.dir={place}")
             cells[name] += settled([row.flat() for row in read_rows(place)[0]])
     old, new = trees
     print(f"{'median seconds':28}{old:>12}{new:>12}{'ratio':>8}")
@@ -82,9 +82,9 @@ def compare(asked: argparse.Namespace, trees: dict[str, Path], folder: Path) -> 
 
 
 def run(tree: Path, *words: str) -> None:
-    """Run `python -m dcpbench -m` from the sources of a tree; what it prints is shown where it fails."""
+    """Run `python -m dcpbench` from the sources of a tree; what it prints is shown where it fails."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    program = [sys.executable, "-m", "dcpbench", "-m", *words]
+    program = [sys.executable, "-m", "dcpbench", *words]
     ended = subprocess.run(program, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:
         sys.exit(ended.stdout + ended.stderr)

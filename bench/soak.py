@@ -91,7 +91,7 @@ class Soak:
         seeds = ",".join(str(number) for number in range(-(-self.cells // 4)))
         asked = ["-m", *SWEEP, f"seed={seeds}", f"hydra.sweep.dir={self.folder}"]
         if self.drivers > 1:
-            asked = [f"resume={self.folder}"]
+            asked = ["resume", str(self.folder)]
         return subprocess.Popen(
             [sys.executable, "-m", "dcpbench", *asked],
             cwd=ROOT,

@@ -82,7 +82,7 @@ keep_newest() {
 
 words=("$@" "hydra.sweep.dir=\"$folder\"")
 [[ " $*" == *" experiment="* ]] || words=(experiment=nightly "${words[@]}")
-[[ -e $folder/sweep.json ]] && words=(resume "$folder" "${words[@]}")
+[[ -e $folder/sweep.json ]] && words=(resume "$folder" "$@") # words about cells have to be those of the sweep
 
 "$python" -m dcpbench "${words[@]}"
 swept=$?

@@ -207,6 +207,16 @@ def run(folder: Path, *overrides: str, **options: Any) -> Finished:
     return dcpbench(*words_of(folder, *overrides), folder=folder, **options)
 
 
+def plan_sweep(folder: Path, *overrides: str, **options: Any) -> Finished:
+    """Plan the sweep that these words would run in `folder`."""
+    return dcpbench("plan", *words_of(folder, *overrides), folder=folder, **options)
+
+
+def resume(folder: Path, *words: str, **options: Any) -> Finished:
+    """Resume the sweep in `folder`."""
+    return dcpbench("resume", str(folder), *words, folder=folder, **options)
+
+
 def tiered(values: Iterable[Any], *kept: Any) -> list[Any]:
     """Return parameters of a test: `make test` has those of `kept`, one of each kind, `make test-all` all."""
     every = list(values)

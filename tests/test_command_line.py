@@ -14,7 +14,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import SMALL, Finished, alive_in, environment, hanging, run, start, tiered, wait_for, words_of
+from conftest import (
+    SMALL,
+    Finished,
+    alive_in,
+    environment,
+    hanging,
+    plan_sweep,
+    run,
+    start,
+    tiered,
+    wait_for,
+    words_of,
+)
 from dcpbench import __main__
 from dcpbench.cli import commands
 from support import drivers, gloo_ranks
@@ -55,13 +67,15 @@ def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Fin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["hydra.sweep.dir", "storage.root"])
-@pytest.mark.parametrize("plan", tiered(["plan=false", "plan=true"], "plan=false"))
-def test_place_that_cannot_be_written_to_is_refused(key: str, plan: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", tiered([run, plan_sweep], run))
+def test_place_that_cannot_be_written_to_is_refused(
+    key: str, command: Callable[..., Finished], tmp_path: Path
+) -> None:
     blocked, sweep = tmp_path / "a-file", tmp_path / "sweep"
     blocked.write_text("mine")
     folder, storage = (blocked / "sweep", None) if key == "hydra.sweep.dir" else (sweep, blocked)
-    words = ("parallel=ddp", "device=cpu", f"storage.root={storage or 'null'}", plan, PRETENDED)
-    ended = run(folder, *words, cwd=tmp_path)
+    words = ("parallel=ddp", "device=cpu", f"storage.root={storage or 'null'}", PRETENDED)
+    ended = command(folder, *words, cwd=tmp_path)
     assert ended.status == 2
     assert len(ended.err.strip().splitlines()) == 1
     assert key in ended.err
@@ -70,8 +84,9 @@ def test_place_that_cannot_be_written_to_is_refused(key: str, plan: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
-    ended = sweep("compile=False,false,true", "parallel=none,none", "device=cpu", "plan=true", PRETENDED)
+def test_equal_values_of_a_list_are_one_cell(tmp_path: Path) -> None:
+    words = ("compile=False,false,true", "parallel=none,none", "device=cpu", PRETENDED)
+    ended = plan_sweep(tmp_path / "sweep", *words)
     assert "2 cells: " in ended.out, ended.err
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, Finished, dcpbench, run
+from conftest import SMALL, Finished, resume, run
 from support.adversary import ESCAPES
 from support.commands import program
 
@@ -121,7 +121,7 @@ def test_a_tree_that_is_too_deep_costs_no_row(place: Path) -> None:
     rows.write_text(
         "".join(line for line in rows.read_text().splitlines(keepends=True) if "nests" not in line)
     )
-    again = dcpbench(f"resume={ended.folder}", folder=ended.folder)
+    again = resume(ended.folder)
     assert [row["status"] for row in again.rows] == ["error", "pass"], again.err
     assert "its folders are nested too deeply" in again.err
     assert "Traceback" not in ended.err + again.err

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from conftest import ONE_STEP, dcpbench, run, tiered
+from conftest import ONE_STEP, dcpbench, plan_sweep, run, tiered
 from dcpbench.sweep.folder import Record
 from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
@@ -68,18 +68,17 @@ def test_resuming_another_users_sweep_is_refused(tmp_path: Path, given: str) -> 
     words = [*ONE, "model.target=evil.Model"]
     Record(words, str(there), {",".join(ONE): [*ONE]}, []).write(sweep)
     os.chown(sweep / given, 65_534, -1)
-    for more in ([], ["plan=true"], [*ONE]):
-        ended = dcpbench(*more, f"resume={sweep}", folder=sweep, cwd=tmp_path)
+    for words in (["resume", str(sweep)], ["plan", "--resume", str(sweep)]):
+        ended = dcpbench(*words, folder=sweep, cwd=tmp_path)
         assert (ended.status, ended.out) == (2, "")
-        assert f"resume={sweep}: another user owns it" in ended.err
-        assert f"model.target=evil.Model` in {there}; if you want that, add trust=true" in ended.err
+        assert f"resume {sweep}: another user owns it" in ended.err
+        assert f"model.target=evil.Model` in {there}; if you want that, add --trust" in ended.err
         assert ended.err.count("\n") == 1
-    planned = dcpbench("plan=true", "trust=true", f"resume={sweep}", folder=sweep, own_process=True)
+    planned = dcpbench("plan", "--trust", "--resume", str(sweep), folder=sweep, own_process=True)
     assert (planned.status, planned.err) == (0, "")
     assert not ran.exists(), "and the fork server has imported nothing from there"
-    alone = run(tmp_path / "new", *ONE, "trust=true")
-    assert alone.status == 2
-    assert "trust=true: needs resume=<folder>" in alone.err
+    alone = dcpbench("plan", *ONE, "--trust", folder=tmp_path / "new")
+    assert (alone.status, alone.err) == (2, "dcpbench: --trust: needs --resume FOLDER\n")
 
 
 READ_ONLY = {
@@ -167,9 +166,9 @@ def test_a_plan_names_the_targets_that_no_file_defines(
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.py").write_text("raise SystemExit\n")
-    planned = run(tmp_path / "sweep", *ONE, f"workload.target={target}", "plan=true", cwd=tmp_path)
-    assert planned.status == status, planned.err
-    assert f"{target}: {told.format(folder=tmp_path)}" in planned.out
+    ended = plan_sweep(tmp_path / "sweep", *ONE, f"workload.target={target}", cwd=tmp_path)
+    assert ended.status == status, ended.err
+    assert f"{target}: {told.format(folder=tmp_path)}" in ended.out
 
 
 @pytest.mark.extended

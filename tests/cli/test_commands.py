@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.types import Override
@@ -24,12 +25,14 @@ from support.pretended_engine import PRETENDED
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Words that Hydra would be given."""
+    """Words that Hydra would be given, and the options of the command."""
     handed: list[list[str]] = []
 
-    def noted(overrides: Sequence[Override], config_dir: Path | None, cfg: str | None) -> int:
+    def noted(overrides: Sequence[Override], config_dir: Path | None, cfg: str | None, **options: Any) -> int:
         own = [f"--config-dir={config_dir}"] if config_dir else []
-        handed.append([*own, *(str(one.input_line) for one in overrides), *([cfg] if cfg else [])])
+        chosen = [f"{name}:{value}" for name, value in options.items() if value]
+        words = [str(one.input_line) for one in overrides]
+        handed.append([*own, *words, *([cfg] if cfg else []), *sorted(chosen)])
         return 0
 
     monkeypatch.setattr(run, "main", noted)
@@ -51,13 +54,13 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("run", []),
         ("run -m +model.options.x=1 ~a", ["+model.options.x=1", "~a"]),
         ("run --config-dir=own seed=-1 -c job", ["--config-dir=own", "seed=-1", "job"]),
-        ("plan", ["plan=true"]),
-        ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
-        ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
-        ("plan -m seed=1 --config-dir own", ["--config-dir=own", "seed=1", "plan=true"]),
-        ("resume a=b", ["resume='a=b'"]),
-        ("resume out rerun=failed -m", ["rerun=failed", "resume=out"]),
-        ("resume rerun=failed out", ["rerun=failed", "resume=out"]),
+        ("plan", ["plan:table"]),
+        ("plan --all seed=1 --format markdown", ["seed=1", "every:True", "plan:markdown"]),
+        ("plan seed=1 --json", ["seed=1", "plan:json"]),
+        ("plan -m seed=1 --config-dir own", ["--config-dir=own", "seed=1", "plan:table"]),
+        ("plan --resume out --trust", ["plan:table", "resume:out", "trust:True"]),
+        ("resume out retry=0 -m", ["retry=0", "resume:out"]),
+        ("resume --rerun-failed a/b", ["rerun_failed:True", "resume:a/b"]),
         ("run ~model.options.x +model.options.x=1", ["~model.options.x", "+model.options.x=1"]),
     ],
 )
@@ -70,7 +73,7 @@ CALLED_THREE_TIMES = """
 import runpy, sys, dcpbench.__main__
 from contextlib import suppress
 from dcpbench.cli import run
-run.main = lambda words, own, cfg: print("ran", [word.input_line for word in words])
+run.main = lambda words, *_: print("ran", [word.input_line for word in words])
 for words in (["run"], ["-m", "seed=1"], []):
     sys.argv = ["dcpbench", *words]
     with suppress(SystemExit):

@@ -71,7 +71,6 @@ def test_words_with_meaning_are_accepted() -> None:
         ("train_steps=1", "++train_steps=1", "; leave one out"),
         ("hydra.sweep.dir=a", "hydra.sweep.dir=b", "; leave one out"),
         ("parallel@load=ddp", "parallel@load=ddp", "; leave one out"),
-        ("rerun=failed", "rerun=none", "; leave one out"),
         ("retry=1", "retry=0", "; leave one out"),
         ("~fault", "~fault", "; leave one out"),
     ],
@@ -84,15 +83,21 @@ def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
     check([first, "parallel@other=ddp"])
 
 
-def test_added_words_of_a_command_count(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(run, "main", lambda *_: 0)
-    assert main(["plan", "plan=false"]) == 2
-    assert main(["resume", "a", "resume=b"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "dcpbench: plan=true: plan is given twice (first plan=false); leave one out"
-    assert "resume is given twice (first resume=b)" in said[1]
+@pytest.mark.parametrize(
+    ("word", "write"),
+    [
+        ("resume='out/x'", "dcpbench resume out/x"),
+        ("+resume=out", "dcpbench resume out"),
+        ("rerun=failed", "dcpbench resume FOLDER --rerun-failed"),
+        ("trust=true", "dcpbench resume FOLDER --trust"),
+        ("plan=true", "dcpbench plan"),
+        ("plan_as=json", "dcpbench plan --format"),
+    ],
+)
+def test_commands_are_not_keys(word: str, write: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(["parallel=ddp", word])
+    assert str(refused.value) == f"{word.lstrip('+')}: not a key; write {write}"
 
 
 @pytest.mark.parametrize(
@@ -144,11 +149,11 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
         ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
         ("history . --last 0", "0 is not in the range x>=1"),
         ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: not a"),
-        ("plan resume outputs/x", "resume: to plan a resume: dcpbench plan resume=outputs/x"),
-        ("plan resume", "resume: to plan a resume: dcpbench plan resume=FOLDER"),
-        ("plan outputs/x", "to plan a resume: dcpbench plan resume=outputs/x"),
-        ("plan night", "to plan a resume: dcpbench plan resume=night"),
-        ("plan night.old", "to plan a resume: dcpbench plan resume=night.old"),
+        ("plan resume outputs/x", "resume: to plan a resume: dcpbench plan --resume outputs/x"),
+        ("plan resume", "resume: to plan a resume: dcpbench plan --resume FOLDER"),
+        ("plan outputs/x", "to plan a resume: dcpbench plan --resume outputs/x"),
+        ("plan night", "to plan a resume: dcpbench plan --resume night"),
+        ("plan night.old", "to plan a resume: dcpbench plan --resume night.old"),
         ("run outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
         ("outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
         ("resum outputs/x", "resum: not a command and not key=value; did you mean dcpbench resume?"),

@@ -101,7 +101,6 @@ def test_a_folder_of_any_name_is_resumed(name: str, tmp_path: Path, monkeypatch:
     folder = tmp_path / name
     folder.mkdir()
     Record(["parallel=ddp"], str(tmp_path), {"one": ["parallel=ddp"]}, []).write(folder)
-    first, resume, directory = request([f"resume={quoted(name)}"]).words
+    first, directory = request([], resume=Path(name)).words
     assert first == "parallel=ddp"
-    for word, key in ((resume, "resume="), (directory, "hydra.sweep.dir=")):
-        assert configured(word.removeprefix(key)) == str(folder)
+    assert configured(directory.removeprefix("hydra.sweep.dir=")) == str(folder)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from conftest import dcpbench, run, tiered, words_of
+from conftest import dcpbench, resume, run, tiered, words_of
 from dcpbench.code.sources import Source
-from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row, read_lines
 from dcpbench.sweep.valid_rows import valid_rows
@@ -43,7 +42,7 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     shutil.copytree(folder, folder.with_name("before"))
     model.write_text("from support.own_workload import build  # edited\n")
-    again = dcpbench(f"resume={folder}", PRETENDED, folder=folder, cwd=tmp_path)
+    again = resume(folder, PRETENDED, cwd=tmp_path)
     changes = f"(commit {commit[:12]}, now with uncommitted changes)"
     assert f"resume: 1 cell again: the source of my_gpt.py has changed {changes}" in again.err.splitlines()
     assert "resume: 1 of 2 cells are done" in again.err
@@ -84,7 +83,7 @@ def test_changed_source_is_named(
     environment = {"code": {name: vars(one) for name, one in before.items()}}
     columns = {"torch_version": "2.13", "code_digest": "1"}
     job: Any = SimpleNamespace(name="a", run=("", 0), columns=columns, code=now, config=Config())
-    found = valid_rows(read_lines(tmp_path), [job], Rerun.none, environment)
+    found = valid_rows(read_lines(tmp_path), [job], False, environment)
     assert [*found.reasons] == [why]
 
 
@@ -107,6 +106,6 @@ def test_installed_plugin_changes_no_finished_cell(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     for _ in range(2):
-        again = dcpbench(f"resume={folder}", folder=folder, own_process=True)
+        again = resume(folder, own_process=True)
         assert "resume: 2 of 2 cells are done" in again.err.splitlines(), again.err
         assert " again: " not in again.err

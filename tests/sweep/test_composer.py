@@ -168,9 +168,9 @@ def test_a_cell_with_the_words_of_the_sweep_is_not_composed_again(hydra_loader: 
         assert composed == []
     for cell in (words, [*words, "optimizer=sgd"], words[:3]):
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
-    planned = Composer(hydra_loader, sweep(hydra_loader, "plan=true", "seed=3"))
+    planned = Composer(hydra_loader, sweep(hydra_loader, "repeats=2", "seed=3"))
     with counted(hydra_loader) as composed:
-        assert planned.config(["seed=3"]).seed == 3, "plan is a key of the sweep"
+        assert planned.config(["seed=3"]).seed == 3, "repeats is a key of the sweep"
         assert composed == []
 
 

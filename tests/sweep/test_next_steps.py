@@ -60,7 +60,7 @@ def test_page_and_next_command_are_printed(tmp_path: Path) -> None:
     assert next_steps(new, old, complete=True) == told
     assert next_steps(new, None, complete=True) == told[:1]
     assert next_steps(new, old, complete=False) == [told[0], "next: dcpbench resume new"]
-    again = "to run failed cells again: dcpbench resume new rerun=failed"
+    again = "to run failed cells again: dcpbench resume new --rerun-failed"
     assert next_steps(new, old, complete=True, failed=True) == [*told, again]
     (new / "report.html").unlink()
     assert next_steps(new, old, complete=True) == told[1:]

@@ -87,7 +87,7 @@ def test_pairs_left_out_are_printed() -> None:
 
 
 def planned(folder: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
-    asked = ("plan", *words, "device=cpu", "plan_as=json", f"hydra.sweep.dir={folder}", PRETENDED)
+    asked = ("plan", *words, "device=cpu", "--json", f"hydra.sweep.dir={folder}", PRETENDED)
     done = dcpbench(*asked, folder=folder, prepare=tell_probes)
     assert done.status == 0, done.err
     assert done.err.count("probing\n") == 1

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from conftest import Finished, dcpbench, run, start, words_of
+from conftest import Finished, dcpbench, plan_sweep, resume, run, start, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.sweep.plan import PlannedCell, part_numbers, part_of
@@ -67,13 +67,13 @@ def test_part_is_resumed_as_a_sweep(two: tuple[Path, list[Finished]], tmp_path: 
     own = tmp_path / "1"
     shutil.copytree(night / "1", own)
     (own / "results.jsonl").write_bytes((own / "results.jsonl").read_bytes().splitlines(keepends=True)[0])
-    planned = dcpbench(*ASKED, "part=1/2", f"resume={own}", "plan=true", PRETENDED, folder=own)
-    assert "1 cell in 2 runs: 1 would run, 1 are done" in planned.out, planned.err
-    again = dcpbench(f"resume={own}", PRETENDED, folder=own)
+    left = dcpbench("plan", *ASKED, "part=1/2", "--resume", str(own), PRETENDED, folder=own)
+    assert "1 cell in 2 runs: 1 would run, 1 are done" in left.out, left.err
+    again = resume(own, PRETENDED)
     assert again.status == 0, again.err
     assert "resume: 1 of 2 cells are done" in again.err
     assert [row["cell"] for row in again.rows] == [row["cell"] for row in first.rows]
-    other = dcpbench(f"resume={own}", "part=2/2", PRETENDED, folder=own)
+    other = resume(own, "part=2/2", PRETENDED)
     assert other.status == 2
     assert "leave out part=2/2, or run another sweep" in other.err
 
@@ -82,9 +82,9 @@ def test_part_is_resumed_as_a_sweep(two: tuple[Path, list[Finished]], tmp_path: 
 def test_plan_of_a_part_writes_nothing(tmp_path: Path) -> None:
     blocks = '+hydra.sweeper.matrix={first:{seed:"1,2,3"},second:{seed:"4,5"}}'
     words = (PRETENDED, "parallel=none", "world_size=1", "device=cpu", blocks, "part=1/2")
-    planned = run(tmp_path / "night", *words, "plan=true", "plan_as=json")
-    assert planned.status == 0, planned.err
-    told = json.loads(planned.out)
+    ended = plan_sweep(tmp_path / "night", *words, "--json")
+    assert ended.status == 0, ended.err
+    told = json.loads(ended.out)
     assert len(told["cells"]) == sum(block["cells"] for block in told["blocks"].values()) in (2, 3)
     assert not (tmp_path / "night").exists()
 

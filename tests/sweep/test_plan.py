@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
-from conftest import SMALL, TESTS, Finished, blocks, environment, tiered
+from conftest import SMALL, TESTS, Finished, blocks, environment, plan_sweep, tiered
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, Sharing, StorageConfig
+from dcpbench.config.groups import Device, ParallelConfig, ScenarioConfig, Sharing, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import duration_text, size_text
 from dcpbench.executors.fork_server import Machine
@@ -24,6 +24,7 @@ from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.folder import Record, SweepFolder, refuse_unusable
 from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.progress import ProgressDisplay, cells_sentence, ranks_sentence
+from dcpbench.sweep.request import Options
 from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.valid_rows import ValidRows
 from dcpbench.verdict.known_failures import KnownFailure
@@ -55,10 +56,10 @@ def test_plan_prints_all_and_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "older").mkdir()  # whose times say nothing of this sweep
     append_row(tmp_path / "older", row(cell_s=150.0))
     before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
-    asked = ["parallel=ddp,fsdp_tp", "save=sync,async_cached", "saves=1", "device=cpu", "plan=true"]
+    asked = ["parallel=ddp,fsdp_tp", "save=sync,async_cached", "saves=1", "device=cpu"]
     folder = tmp_path / "sweep"
     planned = python(
-        "-c", WITHOUT_TORCH, "-m", *asked, f"hydra.sweep.dir={folder}", env=environment(), cwd=tmp_path
+        "-c", WITHOUT_TORCH, "plan", *asked, f"hydra.sweep.dir={folder}", env=environment(), cwd=tmp_path
     )
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.splitlines()[-1] == "the driver has no torch"
@@ -235,11 +236,11 @@ def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) 
     assert ran["config_dir"] == str(TESTS / "conf")
 
 
-def planned(
-    capsys: pytest.CaptureFixture[str], jobs: list[PlannedCell], shown: PlanAs = PlanAs.auto
-) -> tuple[int, str]:
+def planned(capsys: pytest.CaptureFixture[str], jobs: list[PlannedCell], **options: Any) -> tuple[int, str]:
     """Return the exit status and the output for these jobs."""
-    status = print_plan(Plan(jobs, NO_GPU), Path("/nowhere"), ValidRows(), shown)
+    status = print_plan(
+        Plan(jobs, NO_GPU), Path("/nowhere"), ValidRows(), Options(**{"plan": "table", **options})
+    )
     return status, capsys.readouterr().out
 
 
@@ -268,10 +269,10 @@ def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> N
         assert f"\n  {said}\n" in told
     assert "\n1 cell in 60 runs: 20 would run, 40 would be skipped\n" in told
     assert "cell 7" not in told
-    _, told = planned(capsys, jobs, PlanAs.cells)
+    _, told = planned(capsys, jobs, every=True)
     cells = [line.split()[:2] for line in told.splitlines() if line[:1].isdigit()][:60]
     assert cells == [[str(number), "skip" if one.skip else "run"] for number, one in enumerate(jobs)]
-    _, told = planned(capsys, jobs, PlanAs.json)
+    _, told = planned(capsys, jobs, plan="json")
     values = json.loads(told)
     assert values["blocks"]["second"] == {"cells": 20, "run": 6, "skip": 14, "done": 0, "seconds": None}
     ended = {"would": "skip", "because": "no compiler", "block": "first"}
@@ -306,7 +307,7 @@ def test_replaced_rows_are_good_for_an_estimate(capsys: pytest.CaptureFixture[st
     valid = ValidRows(superseded=[*read_lines(tmp_path)])
     append_row(tmp_path, row(scenario="b", cell_s=20.0))
     keep_lines(tmp_path, [], [*read_lines(tmp_path)][1:])
-    assert print_plan(Plan([again, moved], NO_GPU), tmp_path, valid, PlanAs.auto) == 0
+    assert print_plan(Plan([again, moved], NO_GPU), tmp_path, valid, Options(plan="table")) == 0
     told = capsys.readouterr().out
     assert "about 27 s, from the times of cells similar to 2 of the 2 in this sweep" in told
     assert [line.split()[2] for line in told.splitlines()[2:4]] == ["7", "20"]
@@ -360,7 +361,8 @@ def test_cells_that_differ_only_in_how_they_run_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_cells_without_times_can_be_next_to_timed_ones(sweep: Callable[..., Finished]) -> None:
+def test_cells_without_times_can_be_next_to_timed_ones(tmp_path: Path) -> None:
     checked = {"parallel": "fsdp2", "sharing": "correctness", "verify": "deep"}
-    ended = sweep("plan=true", *blocks([checked, {"parallel": "ddp", "repeats": 2}]), "device=cpu")
+    both = blocks([checked, {"parallel": "ddp", "repeats": 2}])
+    ended = plan_sweep(tmp_path / "sweep", *both, "device=cpu")
     assert "2 cells in 3 runs: 3 would run" in ended.out

@@ -10,9 +10,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from conftest import Finished, dcpbench, tiered
+from conftest import Finished, dcpbench, resume, tiered
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import is_how_run, schema_class
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.records.row import Row
@@ -66,11 +65,10 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_words_on_how_cells_run_replace_those_of_the_sweep(recorded: Path, tmp_path: Path) -> None:
     paths = {"storage.root": "ck", "known_failures": "a b.yaml", "nccl": "lib.so"}
-    cells = {"resume", "trust", "rerun"}
-    how = [key for key in KEYS if is_how_run(key) and key not in {*paths, *cells}]
+    how = [key for key in KEYS if is_how_run(key) and key not in paths]
     given = [f"{key}=1" for key in how] + ["++retry=0", "executor=ray", "executor.hosts=2"]
     typed = [*given, *(f"{key}='{path}'" for key, path in paths.items())]
-    asked = request([f"resume={recorded}", *typed], Path("own"))
+    asked = request(typed, Path("own"), resume=recorded)
     taken = asked.words
     assert Path.cwd() == tmp_path / "started"
     options = [word for word in taken if word.startswith("-")]
@@ -90,21 +88,23 @@ def test_words_on_how_cells_run_replace_those_of_the_sweep(recorded: Path, tmp_p
 
 @pytest.mark.parametrize("word", ["executor.hosts=2", "sharing=none,disjoint", "executor.address=b:2"])
 def test_resumed_sweep_has_its_recorded_words(word: str, recorded: Path, tmp_path: Path) -> None:
-    taken = request([word, "plan=true", f"resume={recorded}"]).words
+    taken = request([word], resume=recorded).words
     key = word.partition("=")[0]
     assert taken[: len(WORDS)] == [word if one.startswith(f"{key}=") else one for one in WORDS]
     assert Path.cwd() == tmp_path / "started"
 
 
-def test_all_words_of_the_sweep_can_be_typed_again(recorded: Path, tmp_path: Path) -> None:
+def test_removed_folder_of_a_sweep_is_named(recorded: Path, tmp_path: Path) -> None:
     (tmp_path / "started").rmdir()
-    with pytest.raises(ConfigError, match=r"cannot enter .*; to resume it in this folder, add all"):
-        request([f"resume={recorded}"])
+    with pytest.raises(ConfigError, match=r"cannot enter .*/started, .*; make that folder, or a link"):
+        request([], resume=recorded)
+
+
+def test_words_of_the_sweep_change_nothing(recorded: Path) -> None:
     again = ["executor.hosts=2", "parallel= ddp, fsdp2", "timeouts.cell_s=9"]
-    taken = request([f"resume={recorded}", *again]).words
+    taken = request(again, resume=recorded).words
     assert {*again, "executor.address=a:1", "sharing=none,disjoint"} <= {*taken}
     assert "timeouts.cell_s=100" not in taken
-    assert Path.cwd() == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,7 @@ def test_all_words_of_the_sweep_can_be_typed_again(recorded: Path, tmp_path: Pat
     [
         ("seed=1", "leave out seed=1, or run another sweep"),
         ("parallel=ddp,fsdp2 seed=1 save=sync", "leave out seed=1 save=sync, or"),
+        ("hydra.sweep.dir=other", "leave out hydra.sweep.dir=other, or"),
         ("parallel=ddp", "leave out parallel=ddp, or"),
         ("+model.options.x=1", "leave out +model.options.x=1, or"),
         ("~fault", r"leave out '~fault', or"),
@@ -127,16 +128,10 @@ def test_all_words_of_the_sweep_can_be_typed_again(recorded: Path, tmp_path: Pat
 )
 def test_words_about_other_cells_are_refused(typed: str, says: str, recorded: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        request([*typed.split(), "retry=0", f"resume={recorded}"])
+        request([*typed.split(), "retry=0"], resume=recorded)
     assert says in str(refused.value)
     assert says.startswith("retry") or f"run {' '.join(WORDS[:3])} " in str(refused.value)
     assert Path.cwd() == tmp_path
-
-
-def test_part_of_the_words_is_refused(recorded: Path) -> None:
-    Record([*WORDS, "seed=1,2"], "/", {"a": []}, []).write(recorded)
-    with pytest.raises(ConfigError, match="leave out parallel=ddp,fsdp2, or run another sweep"):
-        request(["parallel=ddp,fsdp2", f"resume={recorded}"])
 
 
 def asked(name: str, words: str, **values: Any) -> PlannedCell:
@@ -166,7 +161,7 @@ def test_rows_are_valid_by_the_run_of_their_cell(tmp_path: Path) -> None:
     append_row(tmp_path, row_of(DDP, repeat=1))
     append_row(tmp_path, row_of(before))
     append_row(tmp_path, row_of(DDP, expected_digest="f"))
-    found = valid_rows(read_lines(tmp_path), jobs, Rerun.none, {})
+    found = valid_rows(read_lines(tmp_path), jobs, False, {})
     assert [*found.lines] == [FSDP2.run]
     assert len(found.superseded) == 4
     assert found.sentences(3)[1:] == [
@@ -238,7 +233,7 @@ def test_recorded_cells_of_an_experiment_run_again(
     before = {one["cell"]: one for one in experiment.rows}
     text = EXPERIMENT.format(key="saves: 2")
     conf.write_text(text.replace("none,ddp", "fsdp") if is_edited else text)
-    resumed = dcpbench("resume", str(folder), "timeouts.cell_s=900", "retry=0", folder=folder, cwd=tmp_path)
+    resumed = resume(folder, "timeouts.cell_s=900", "retry=0", cwd=tmp_path)
     assert resumed.status == 0, resumed.err
     assert resumed.err.splitlines()[0] == "resume: 3 of 6 cells are done"
     assert " again: " not in resumed.err
@@ -252,7 +247,7 @@ def test_recorded_cells_of_an_experiment_run_again(
     assert {PRETENDED, "timeouts.cell_s=900", "retry=0"} <= {*record["arguments"]}
 
     conf.write_text(EXPERIMENT.format(key="saves: 1"))
-    changed = dcpbench("resume", str(folder), folder=folder, cwd=tmp_path)
+    changed = resume(folder, cwd=tmp_path)
     why = "resume: 6 cells again: its configuration has changed: saves was 2 and is 1"
     assert changed.err.splitlines()[:2] == ["resume: 0 of 6 cells are done", why]
     assert [one["cell"] for one in changed.rows] == names

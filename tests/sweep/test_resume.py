@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, words_of
+from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, resume, run, start, words_of
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row, keep_lines, read_lines
@@ -56,11 +56,6 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return ended
 
 
-def resume(folder: Path, *overrides: str, cwd: Path | None = None) -> Finished:
-    """`python -m dcpbench resume=<folder>`, from anywhere."""
-    return dcpbench(*overrides, f"resume={folder}", folder=folder, cwd=cwd)
-
-
 def kill_when(
     words: list[str], cwd: Path, happened: Callable[[], bool], beside: Callable[[], None] = lambda: None
 ) -> None:
@@ -97,7 +92,7 @@ def test_killed_and_resumed_sweep_has_the_same_rows(unbroken: Finished) -> None:
     # Names of one length: paths stand in the metadata, and bytes are compared.
     assert len(folder.name) == len(unbroken.folder.name)
     anew = words_of(folder, *ON_RANKS, f"storage.root={root}")
-    again = [*anew, f"resume={folder}"]
+    again = ["resume", str(folder)]
 
     def is_refused() -> None:
         second = resume(folder)
@@ -157,7 +152,7 @@ def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
     machine["torch"] = "1.0"
     (folder / "environment.json").write_text(json.dumps(machine))
 
-    planned = resume(folder, PRETENDED, "plan=true")
+    planned = dcpbench("plan", "--resume", str(folder), PRETENDED, folder=folder)
     assert planned.status == 0, planned.err
     assert (folder / "results.jsonl").read_bytes() == before
     assert f"{CELLS} cells: 6 would run, {CELLS - 6} are done" in planned.out
@@ -170,9 +165,9 @@ def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
     )
     assert all(planned.out.count(reason) == 1 for reason in reasons), planned.out
 
-    ended = resume(folder, PRETENDED, "rerun=failed")
+    ended = resume(folder, PRETENDED, "--rerun-failed")
     assert all(ended.err.count(reason) == 1 for reason in reasons), ended.err
-    assert "2 cells again: its row is not ok (rerun=failed)" in ended.err
+    assert "2 cells again: its row is not ok (--rerun-failed)" in ended.err
     assert measured(ended.rows) == measured(pretended.rows)
     assert [item["cell"] for item in ended.rows] == [item["cell"] for item in pretended.rows]
     old = (folder / "superseded.jsonl").read_bytes().splitlines(keepends=True)
@@ -186,11 +181,10 @@ def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        pytest.param(["resume={place}/nowhere"], "there is no such folder", marks=pytest.mark.extended),
-        (["resume={place}"], "contains no sweep to resume"),
-        (["resume={folder}", "hydra.sweep.dir={place}/other"], "is another folder"),
-        (["rerun=failed"], "rerun=failed"),
-        (["resume={folder},{place}", "parallel=ddp"], "pass one value"),
+        pytest.param(["resume", "{place}/nowhere"], "there is no such folder", marks=pytest.mark.extended),
+        (["resume", "{place}"], "contains no sweep to resume"),
+        (["resume", "{folder}", "hydra.sweep.dir={place}/other"], "leave out hydra.sweep.dir="),
+        (["parallel=ddp", "resume={folder}"], "not a key; write dcpbench resume {folder}"),
         (["parallel=ddp", "hydra.sweep.dir={folder}"], "or run dcpbench resume"),
     ],
 )
@@ -205,7 +199,7 @@ def test_wrong_use_is_one_line_and_changes_nothing(
     ended = dcpbench(*given, PRETENDED, folder=pretended.folder, cwd=tmp_path)
     assert ended.status == 2, ended.err
     (line,) = ended.err.splitlines()
-    assert told in line
+    assert told.format(folder=pretended.folder) in line
     assert everything() == before
     assert list(tmp_path.iterdir()) == []
 
@@ -287,6 +281,7 @@ def test_full_disk_interrupts_between_rows(tmp_path: Path) -> None:
 def test_plan_of_a_resume_is_by_the_recorded_blocks(tmp_path: Path) -> None:
     blocks = '+hydra.sweeper.matrix={first:{seed:"1,2"},second:{seed:"4"}}'
     assert run(tmp_path / "s", PRETENDED, "parallel=none", "world_size=1", "device=cpu", blocks).status == 0
-    planned = resume(tmp_path / "s", PRETENDED, "plan=true", "plan_as=json")
+    folder = tmp_path / "s"
+    planned = dcpbench("plan", "--resume", str(folder), PRETENDED, "--json", folder=folder)
     found = json.loads(planned.out)["blocks"]
     assert {name: block["done"] for name, block in found.items()} == {"first": 2, "second": 1}

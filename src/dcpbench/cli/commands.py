@@ -5,13 +5,26 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import click
 
 import dcpbench
 from dcpbench.cli import completion
-from dcpbench.cli.tree import PATH, PURPOSE, Command, Run, Tree, flag, formats, output, places, several
+from dcpbench.cli.tree import (
+    FOLDER,
+    PATH,
+    PURPOSE,
+    Command,
+    Run,
+    Tree,
+    flag,
+    formats,
+    output,
+    places,
+    several,
+)
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
@@ -82,22 +95,20 @@ def tree() -> None:
     """Collect the commands."""
 
 
-def _plan_words(words: Sequence[str], all: bool, format: str | None, as_json: bool) -> Sequence[str]:
-    shown = "json" if as_json else format if format in ("json", "markdown") else "cells" if all else None
-    return [*words, "plan=true", *([f"plan_as={shown}"] if shown else [])]
+def _plan_options(format: str | None, as_json: bool, **options: Any) -> dict[str, Any]:
+    return {**options, "plan": "json" if as_json else format or "table"}
 
 
-def _resume_words(words: Sequence[str]) -> Sequence[str]:
-    from dcpbench.config.overrides import quoted
-
-    if not words:
+def _resume_options(resume: Path | None, **options: Any) -> dict[str, Any]:
+    if resume is None or ("=" in resume.name and not resume.exists()):
         raise ConfigError("resume: name the folder of the sweep first: dcpbench resume outputs/<sweep>")
-    folder = next((word for word in words if "=" not in word), words[0])
-    others = [*words]
-    others.remove(folder)
-    return [*others, f"resume={quoted(folder)}"]
+    return {**options, "resume": resume}
 
 
+_HOW_RESUMED = (
+    flag("--rerun-failed", "Run cells again whose row is not ok."),
+    flag("--trust", "Accept a folder of another user. Its sweep.json names the code that runs."),
+)
 _ALL_HOLD = "given several times: all have to hold"
 _COMMANDS = (
     Run(
@@ -106,7 +117,6 @@ _COMMANDS = (
 
         Exits with 0 if every row is pass, xfail or skip, with 1 if any row is not, and with 2 if the
         configuration is wrong and nothing was started.""",
-        list,
         click.Option(
             ["-c", "--cfg"],
             type=click.Choice(["job", "hydra", "all"]),
@@ -119,16 +129,23 @@ _COMMANDS = (
         is a block of the sweep, or the cells of one scenario.
 
         Exits with 1 if every cell would be skipped.""",
-        _plan_words,
-        flag("--all", "Print every cell, however many there are."),
+        click.Option(
+            ["--resume"], type=FOLDER, metavar="FOLDER", help="Plan the rest of the sweep in FOLDER."
+        ),
+        *_HOW_RESUMED,
+        flag(["--all", "every"], "Print every cell, however many there are."),
         *formats("table", "markdown", "json"),
+        options_of=_plan_options,
     ),
     Run(
         "resume",
-        """Resume the sweep in FOLDER, skipping cells with a valid row.
+        """Resume the sweep in FOLDER: run its cells that have no valid row.
 
-        The overrides of that sweep hold again. rerun=failed runs cells again whose row is not ok.""",
-        _resume_words,
+        The overrides of that sweep hold again. More overrides say how the remaining cells run
+        (timeouts.cell_s=900 retry=0).""",
+        click.Argument(["resume"], type=FOLDER, metavar="FOLDER", required=False),
+        *_HOW_RESUMED,
+        options_of=_resume_options,
     ),
     Command(
         "report",

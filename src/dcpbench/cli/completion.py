@@ -84,8 +84,6 @@ def source(tree: click.Command, shell: str) -> str:
 
 def override(context: click.Context, _: click.Parameter | None, typed: str) -> list[CompletionItem[str]]:
     """Return the overrides that begin as typed."""
-    if context.info_name == "resume" and not context.params.get("overrides"):
-        return [CompletionItem(typed, type="dir")]
     own = context.params.get("config_dir")
     groups, keys = reference.groups(own and Path(own)), reference.keys()
     name, equals, value = typed.partition("=")

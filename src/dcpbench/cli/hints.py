@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from dcpbench.cli import reference
-from dcpbench.config.text import NEVER_SUGGESTED, as_target, choices, did_you_mean, near_name, visible
+from dcpbench.config.text import as_target, choices, did_you_mean, near_name, visible
 from dcpbench.records.store import SWEEP_JSON
 
 Hints = Iterator[tuple[object, str]]
@@ -24,7 +24,7 @@ def of_word(word: str, following: str = "", command: str = "run", own: Path | No
     is not `key=value` either; `own` is the user's `--config-dir`."""
     commands, groups = reference.commands(), reference.groups(own)
     keys = reference.keys() | groups
-    defaults = {name: key.default for name, key in keys.items() if name not in NEVER_SUGGESTED}
+    defaults = {name: key.default for name, key in keys.items()}
     of_groups = {
         value: name for name in reversed(groups) if name != "load_parallel" for value in groups[name].values
     }
@@ -36,12 +36,12 @@ def of_word(word: str, following: str = "", command: str = "run", own: Path | No
     is_folder = "/" in word or word in (path.parent.name for path in Path().glob(f"*/{SWEEP_JSON}"))
     is_plan = command == "plan"
     wrong = f"{word.strip() or repr(word)}: not a command and not key=value"
-    plan = "to plan a resume: dcpbench plan resume="
-    yield is_plan and word == "resume", f"{word}: {plan}{following or 'FOLDER'}"
+    plan = "to plan a resume: dcpbench plan --resume"
+    yield is_plan and word == "resume", f"{word}: {plan} {following or 'FOLDER'}"
     yield word in commands, f"{word}: a command has to come first: dcpbench {word} ..."
     yield target, f"{wrong}; your model: workload.target={target}"
     yield word in defaults, f"{wrong}; write {word}={following or defaults.get(word)}"
-    yield is_folder and is_plan, f"{wrong}; {plan}{word}"
+    yield is_folder and is_plan, f"{wrong}; {plan} {word}"
     yield is_folder, f"{wrong}; to resume a sweep: dcpbench resume {word}"
     yield near, f"{wrong}; did you mean {meant.get(str(near))}?"
     yield True, f"{wrong}; see dcpbench --help"
@@ -52,6 +52,19 @@ def of_option(option: str, following: str, keys: Container[str]) -> Hints:
     name, _, value = option.partition("=")
     key = name.lstrip("-").replace("-", "_")
     yield key in keys, f"{name}: write {key}={value or following or 'VALUE'}"
+
+
+def of_key(key: str, value: str) -> Hints:
+    """Yield hints for a key that is a command, or an option of one."""
+    folder = value.strip("'\"")
+    write = {
+        "resume": f"dcpbench resume {folder or 'FOLDER'}",
+        "rerun": "dcpbench resume FOLDER --rerun-failed",
+        "trust": "dcpbench resume FOLDER --trust",
+        "plan": "dcpbench plan",
+        "plan_as": "dcpbench plan --format",
+    }
+    yield key in write, f"{key}={value}: not a key; write {write.get(key)}"
 
 
 def of_place(place: str) -> Hints:

@@ -27,13 +27,19 @@ from dcpbench.sweep.signals import Signals, interrupted
 
 _WRONG = (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
 """Errors whose text explains a mistake in the configuration."""
-_DECIDE_LATER = {"experiment", "executor", "nccl", "resume"}
+_DECIDE_LATER = {"experiment", "executor", "nccl"}
 """Keys with which only the configuration tells where ranks run."""
 
 
-def main(overrides: Sequence[Override], config_dir: Path | None = None, cfg: str | None = None) -> int:
+def main(
+    overrides: Sequence[Override], config_dir: Path | None = None, cfg: str | None = None, **options: Any
+) -> int:
     """Run the cells that these words select, or print this part of their configuration. Return the exit
-    status."""
+    status.
+
+    Args:
+        options: the `Options` of the command.
+    """
     sys.stderr = _SafeStream(sys.stderr)
     signals, began = Signals(), time.monotonic()
     status = 0
@@ -41,13 +47,13 @@ def main(overrides: Sequence[Override], config_dir: Path | None = None, cfg: str
         _refuse_surroundings()
         if sys.stderr.isatty() and not cfg:
             sys.stderr.write("reading the configuration ...\n")
-        if not cfg:
-            _start_server(overrides)
+        if not cfg and not options.get("resume"):
+            _start_server(overrides, bool(options.get("plan")))
         from dcpbench.cli.by_hydra import start  # while the server imports torch
-        from dcpbench.sweep.request import Request
+        from dcpbench.sweep.request import Options, Request
 
         signals.obey()
-        start(Request.of(overrides, config_dir, signals, began), cfg)
+        start(Request.of(overrides, config_dir, Options(**options), signals, began), cfg)
     except SystemExit as ended:  # by the sweeper, or by Hydra, which has reported why it cannot print
         status = WRONG_CONFIGURATION if cfg and ended.code else int(ended.code or 0)
     except KeyboardInterrupt:
@@ -81,13 +87,12 @@ def _refuse_surroundings() -> None:
         raise ConfigError("the current folder was removed; change to another one") from None
 
 
-def _start_server(overrides: Sequence[Override]) -> None:
+def _start_server(overrides: Sequence[Override], is_plan: bool) -> None:
     """Start the server of ranks on this host, as far as the words tell that it is needed. What it imports
     meanwhile is a guess, which costs time if it is wrong."""
     words = {item.key_or_group: str(item.input_line).partition("=")[2].lower() for item in overrides}
     if {key.partition(".")[0] for key in words}.isdisjoint(_DECIDE_LATER):
         compiles = words.get("compile", "false") != "false"
-        is_plan = words.get("plan") == "true"
         fork_server.fork_server([] if is_plan else fork_server.rank_imports(compiles))
 
 

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from dcpbench.cli import completion, hints, reference
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import ALMOST_AXES, group_names
-from dcpbench.config.text import NEVER_SUGGESTED, choices, visible
+from dcpbench.config.text import choices, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import commands_of_plugins, plugins
 
@@ -27,6 +27,7 @@ stopped, and measure what saving and loading cost.
 Overrides without a command (dcpbench parallel=fsdp,hsdp) are a run.
 """
 PATH = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 _EXAMPLES = (
     ("dcpbench run parallel=fsdp2 device=cpu", "run one cell"),
     ("dcpbench run parallel=fsdp,hsdp compile=true,false", "run four cells"),
@@ -168,14 +169,22 @@ class Command(Once):
 
 
 class Run(Once):
-    """A command whose overrides Hydra reads. `words_of`, given the overrides and the command's own options,
-    returns the words of a run."""
+    """A command whose overrides Hydra reads. Its own options are those of a run, or those that `options_of`
+    makes of them. Its own arguments come first."""
 
     def __init__(
-        self, name: str, help: str, words_of: Callable[..., Sequence[str]], *params: click.Parameter
+        self,
+        name: str,
+        help: str,
+        *params: click.Parameter,
+        options_of: Callable[..., dict[str, Any]] = dict,
     ) -> None:
         overrides = click.Argument(
-            ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override
+            ["overrides"],
+            nargs=-1,
+            type=click.UNPROCESSED,
+            metavar="[KEY=VALUE[,VALUE...]]...",
+            shell_complete=completion.override,
         )
         folder = click.Path(file_okay=False)
         own = click.Option(
@@ -185,9 +194,9 @@ class Run(Once):
         topic = click.Option(
             ["-h", "--help"], is_flag=False, flag_value="", metavar="[AXIS]", help="This, or help on an axis."
         )
-        all_params = [overrides, *params, own, multirun, topic]
+        all_params = [*params, overrides, own, multirun, topic]
         super().__init__(name, help=help, params=all_params, add_help_option=False)
-        self._words_of = words_of
+        self._options_of = options_of
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options; one that is named as a key is reported with the word to write instead."""
@@ -195,7 +204,7 @@ class Run(Once):
         if options and not ctx.resilient_parsing:
             known = {*reference.keys(), *group_names(), *reference.keys_of_groups()}
             for option in options:
-                if hint := hints.first(hints.of_option(*option, known - NEVER_SUGGESTED)):
+                if hint := hints.first(hints.of_option(*option, known)):
                     raise click.UsageError(hint)
         return super().parse_args(ctx, args)
 
@@ -211,12 +220,12 @@ class Run(Once):
             return 0
         from dcpbench.cli import run, words
 
-        asked = self._words_of(overrides, **options)
-        return run.main(words.check(asked, str(self.name), own, cfg), own, cfg)
+        options = self._options_of(**options)
+        return run.main(words.check(overrides, str(self.name), own, cfg), own, cfg, **options)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        folder = "FOLDER " if self.name == "resume" else ""
-        formatter.write_usage(ctx.command_path, f"{folder}[KEY=VALUE[,VALUE...]]... [OPTIONS]")
+        pieces = [piece for param in self.params for piece in param.get_usage_pieces(ctx)]
+        formatter.write_usage(ctx.command_path, " ".join([*pieces, "[OPTIONS]"]))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.name == "run":
@@ -234,7 +243,8 @@ class Run(Once):
             formatter.write("\n")
             formatter.write_text("Axes and keys: dcpbench run --help")
         with formatter.section("Options"):
-            records = (param.get_help_record(ctx) for param in self.params[1:])
+            options = (param for param in self.params if isinstance(param, click.Option))
+            records = (option.get_help_record(ctx) for option in options)
             formatter.write_dl([*filter(None, records)], col_max=30)
 
 

@@ -68,6 +68,8 @@ def check(
             raise ConfigError(hints.first(hints.of_override(word, bare)))
         if cfg and override.is_sweep_override():
             raise ConfigError(f"{visible(word)}: --cfg prints one cell; pass one value")
+        if hint := hints.first(hints.of_key(override.key_or_group, word.partition("=")[2])):
+            raise ConfigError(hint)
         if override.key_or_group in _OURS:
             instead = "dcpbench starts cells itself, in hydra.sweep.dir; leave it out"
             raise ConfigError(f"{visible(word)}: {instead}")

@@ -8,8 +8,8 @@ from dcpbench.core.cell_key import HOW_RUN
 
 MISSING: Any = "???"
 """The default of a key that needs a value: that of OmegaConf, which takes long to import."""
-HELP, LEAST, ONE_COMMAND = "help", "least", "one_command"
-"""In the metadata of a field: its help; its least value; whether it is a key of one command."""
+HELP, LEAST = "help", "least"
+"""In the metadata of a field: its help; its least value."""
 
 
 def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool = False) -> Any:
@@ -26,8 +26,3 @@ def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool
 def how_run(default: Any, help: str = "", least: int | None = None) -> Any:
     """Return a field that only affects how a cell runs; it is not part of the cell's identity."""
     return key(default, help, least, how_run=True)
-
-
-def of_one_command(default: Any, help: str = "") -> Any:
-    """Return a field of a command, which the record of its sweep does not contain."""
-    return field(default=default, metadata={HELP: help, HOW_RUN: True, ONE_COMMAND: True})

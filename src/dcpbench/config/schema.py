@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import SaveConfig, StateDictConfig
-from dcpbench.config.keys import how_run, key, of_one_command
+from dcpbench.config.keys import how_run, key
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.plugins import load_plugins
@@ -250,19 +250,6 @@ class SweepConfig:
         None,
         "path of a libnccl.so.2 to use instead of torch's; 2.30 lets ranks share a GPU; null: DCPBENCH_NCCL, "
         "if set",
-    )
-    resume: str | None = of_one_command(None, "sweep folder to resume; cells with a valid row are skipped")
-    trust: bool = of_one_command(
-        False,
-        "true: with resume, accept a folder of another user, whose sweep.json names the code that runs",
-    )
-    rerun: groups.Rerun = of_one_command(
-        groups.Rerun.none, "failed: with resume, run cells again whose row is not ok"
-    )
-    plan: bool = of_one_command(False, "true: show what would run and how long it would take; start nothing")
-    plan_as: groups.PlanAs = of_one_command(
-        groups.PlanAs.auto,
-        "with plan=true: a line for each cell, Markdown, or JSON; auto: a line for each block above 50 cells",
     )
 
 

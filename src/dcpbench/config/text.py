@@ -13,8 +13,6 @@ _MOST_NAMES = 12
 """The most names that a sentence lists."""
 _BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("PiB", 2**50))
 _SYNONYMS = {"gpu": "cuda", "gpus": "cuda"}
-NEVER_SUGGESTED = {"trust"}
-"""Keys that a typing error must not suggest: `trust=true` runs the code of another user."""
 _FILE = re.compile(r"(?:.*/)?([A-Za-z_]\w*)\.py(?:::?([A-Za-z_][\w.]*))?")
 _TARGET = re.compile(r"(?!\d)\w+(?:\.(?!\d)\w+)*(?::(?!\d)\w+(?:\.(?!\d)\w+)*)?")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:(?:\.|::?)[A-Za-z_]\w*)+")
@@ -50,7 +48,7 @@ def path_text(path: Path) -> str:
 
 def near_name(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known name that is closest to a word, if one is close; case is ignored."""
-    names = {name.lower(): name for name in known if name not in NEVER_SUGGESTED}
+    names = {name.lower(): name for name in known}
     close = difflib.get_close_matches(_SYNONYMS.get(word.lower(), word.lower()), names, 1, cutoff)
     return names[close[0]] if close else None
 

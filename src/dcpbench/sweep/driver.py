@@ -223,5 +223,5 @@ def next_steps(folder: Path, before: Path | None, complete: bool, failed: bool =
     elif before:
         lines.append(f"next: {command_text('compare', before, folder)}")
     if complete and failed:
-        lines.append(f"to run failed cells again: {command_text('resume', folder)} rerun=failed")
+        lines.append(f"to run failed cells again: {command_text('resume', folder)} --rerun-failed")
     return lines

@@ -1,4 +1,4 @@
-"""Print the plan of a sweep (`plan=true`): what would run and how long it would take; start no rank."""
+"""Print the plan of a sweep: what would run and how long it would take; start no rank."""
 
 import itertools
 import json
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from dcpbench.config.groups import PlanAs
 from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan import Plan, PlannedCell
+from dcpbench.sweep.request import Options
 from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.valid_rows import ValidRows
 
@@ -53,7 +53,7 @@ class CellPlan:
         return {**vars(self), "cell": self.cell.name, "block": self.block}
 
 
-def print_plan(sweep: Plan, folder: Path, valid: ValidRows, shown: PlanAs) -> int:
+def print_plan(sweep: Plan, folder: Path, valid: ValidRows, options: Options) -> int:
     """Print to standard output what would happen to the cells of the sweep in `folder`, one by one or by
     block, and the sum.
 
@@ -74,7 +74,7 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, shown: PlanAs) -> in
     }
     from dcpbench.report.document import Content, document_text, put_out  # pandas takes up to a second
 
-    if shown is PlanAs.json:
+    if options.plan == "json":
         plain = {
             "cells": [plan.as_json for plan in plans],
             "blocks": by_block,
@@ -91,12 +91,11 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, shown: PlanAs) -> in
             sentences.append(_estimate(to_run, times, gpus))
         elif not done:
             sentences.append("every cell would be skipped: nothing would be measured")
-        is_complete = shown is PlanAs.cells or len(plans) <= _MOST_CELLS
+        is_complete = options.every or len(plans) <= _MOST_CELLS
         sections = [*_sections(plans, None if is_complete else by_block)]
         more = "" if is_complete else "--all shows every cell, --json all of it"
-        written_as = "markdown" if shown is PlanAs.markdown else "table"
         content = Content(sections, more=more, headline="\n".join(sentences))
-        text = document_text([content], written_as, sys.stdout)
+        text = document_text([content], options.plan, sys.stdout)
     put_out(text, None)
     missing = None in targets.values()
     return int(missing) if to_run else exit_status(done.values())

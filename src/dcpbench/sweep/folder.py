@@ -18,7 +18,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Rerun
 from dcpbench.config.text import program
 from dcpbench.records import files, store
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, parse
@@ -47,7 +46,7 @@ class Record:
     @classmethod
     def read(cls, folder: Path) -> "Record":
         """Return the record in the folder of a sweep to resume."""
-        where = f"resume={folder}"
+        where = f"resume {folder}"
         if not folder.is_dir():
             raise ConfigError(f"{where}: there is no such folder")
         try:
@@ -79,8 +78,8 @@ class Record:
         owners = {path.lstat().st_uid for path in (folder, folder / SWEEP_JSON)}
         if owners != {os.geteuid()}:
             raise ConfigError(
-                f"resume={folder}: another user owns it, and resuming runs what its {SWEEP_JSON} names: "
-                f"`{self.command}` in {self.cwd}; if you want that, add trust=true"
+                f"resume {folder}: another user owns it, and resuming runs what its {SWEEP_JSON} names: "
+                f"`{self.command}` in {self.cwd}; if you want that, add --trust"
             )
 
     def write(self, folder: Path) -> None:
@@ -124,14 +123,15 @@ class SweepFolder:
         for place in self._new_places(cells):
             refuse_unusable(place, "storage.root")
 
-    def valid_rows(self, cells: Sequence[PlannedCell], rerun: Rerun) -> ValidRows:
+    def valid_rows(self, cells: Sequence[PlannedCell], rerun_failed: bool) -> ValidRows:
         """Return the rows of cells that need not run again: none in a new folder."""
         if not self.is_resumed:
             return ValidRows()
         try:
-            return valid_rows(store.read_lines(self.path, kept=OUTSIDE), cells, rerun, self._environment())
+            lines = store.read_lines(self.path, kept=OUTSIDE)
+            return valid_rows(lines, cells, rerun_failed, self._environment())
         except store.ResultsError as error:
-            raise ConfigError(f"resume={self.path}: {error}") from None
+            raise ConfigError(f"resume {self.path}: {error}") from None
 
     def begin(self, cells: Sequence[PlannedCell], valid: ValidRows, config: DictConfig) -> list[str]:
         """Make a folder below each `storage.root` of the cells, and write `sweep.json`. Hold a new folder,
@@ -187,7 +187,7 @@ class SweepFolder:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise ConfigError(f"resume={self.path}: {ENVIRONMENT_JSON} cannot be read: {error}") from None
+            raise ConfigError(f"resume {self.path}: {ENVIRONMENT_JSON} cannot be read: {error}") from None
 
     def _new_places(self, cells: Sequence[PlannedCell]) -> list[Path]:
         """Return the sweep's folder below each `storage.root` in which it has none yet."""

@@ -18,10 +18,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.keys import ONE_COMMAND
 from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import (
-    OF_ITS_CELLS,
     SweepConfig,
     defines_cells,
     is_about_the_sweep,
@@ -38,6 +36,23 @@ _CONFIG_DIR = "--config-dir="
 
 
 @dataclass(frozen=True)
+class Options:
+    """The options of a command that are not about its cells.
+
+    Args:
+        resume: the folder of a sweep to resume; `trust` it if it is another user's; run cells again whose row
+            is not ok with `rerun_failed`.
+        plan: how to print a plan: table, markdown or json; empty: run the cells. `every` cell is a line.
+    """
+
+    resume: Path | None = None
+    trust: bool = False
+    rerun_failed: bool = False
+    plan: str = ""
+    every: bool = False
+
+
+@dataclass(frozen=True)
 class Request:
     """The request of a command: its words, those of a resumed sweep first, as in the folder where they were
     typed; and what Hydra has composed from them.
@@ -50,6 +65,7 @@ class Request:
 
     overrides: tuple[Override, ...]
     config_dir: Path | None
+    options: Options
     record: Record
     signals: Signals
     began: float
@@ -58,49 +74,47 @@ class Request:
 
     @classmethod
     def of(
-        cls, overrides: Sequence[Override], config_dir: Path | None, signals: Signals, began: float
+        cls,
+        overrides: Sequence[Override],
+        config_dir: Path | None,
+        options: Options,
+        signals: Signals,
+        began: float,
     ) -> "Request":
         """Return the request of these words; enter the folder in which a resumed sweep was typed.
 
         Raises:
-            ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than
-                `hydra.sweep.dir`, or another user's without `trust=true`; words ask for other cells than the
-                recorded ones; the folder in which the sweep was typed was removed.
+            ConfigError, hydra.errors.HydraException: the folder to resume has no sweep, or another user's
+                without `--trust`; words ask for other cells than the recorded ones; the folder in which the
+                sweep was typed was removed.
         """
-        asked, own = (value_of(key, overrides) for key in ("resume", DIR))
         record = Record([], "", {}, [])
-        if asked == "":
-            raise ConfigError("resume=: names no folder")
-        if asked is not None:
-            folder = Path(str(asked)).resolve()
-            if own is not None and Path(str(own)).resolve() != folder:
-                raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
+        if options.resume is not None:
+            folder = options.resume.resolve()
             record = Record.read(folder)
-            if value_of("trust", overrides) is not True:
+            if not options.trust:
                 record.refuse_foreign(folder)
-            typed = [item for item in overrides if item.key_or_group not in ("resume", DIR)]
             recorded = [word for word in record.arguments if not word.startswith(_CONFIG_DIR)]
             before = OverridesParser.create().parse_overrides(recorded)
-            if not _are_typed_again(f"resume={asked}", typed, before, record):
-                typed, config_dir = [*map(_from_here, typed)], config_dir and config_dir.resolve()
-                try:
-                    os.chdir(record.cwd)
-                except OSError as error:
-                    raise ConfigError(
-                        f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); "
-                        f"to resume it in this folder, add all of its own words: "
-                        f"{shlex.join(record.arguments)}"
-                    ) from None
+            _refuse_other_cells(f"resume {options.resume}", overrides, before, record)
+            typed, config_dir = [*map(_from_here, overrides)], config_dir and config_dir.resolve()
+            try:
+                os.chdir(record.cwd)
+            except OSError as error:
+                raise ConfigError(
+                    f"resume {options.resume}: cannot enter {record.cwd}, where it was typed "
+                    f"({error.strerror}); make that folder, or a link from there to its new place"
+                ) from None
             words = [word for word in record.arguments if word.startswith(_CONFIG_DIR)]
             config_dir = config_dir or next((Path(word.removeprefix(_CONFIG_DIR)) for word in words), None)
-            place = quoted(str(folder))  # the words may be used in another folder
-            last = map(_parsed, (f"resume={place}", f"{DIR}={place}"))
-            by_key = {_key(item): item for item in (*before, *typed, *last)}
+            by_key = {_key(item): item for item in (*before, *typed, _parsed(f"{DIR}={quoted(folder)}"))}
             overrides = [*by_key.values()]
-        kept = [item for item in overrides if item.key_or_group not in (*_OF_ONE_COMMAND, DIR)]
-        arguments = _words(kept, config_dir)
-        record = replace(record, arguments=arguments, cwd=str(Path.cwd()))
-        return cls(tuple(overrides), config_dir, record, signals, began)
+        elif options.trust or options.rerun_failed:
+            option = "--trust" if options.trust else "--rerun-failed"
+            raise ConfigError(f"{option}: needs --resume FOLDER")
+        kept = [item for item in overrides if item.key_or_group != DIR]
+        record = replace(record, arguments=_words(kept, config_dir), cwd=str(Path.cwd()))
+        return cls(tuple(overrides), config_dir, options, record, signals, began)
 
     @property
     def words(self) -> list[str]:
@@ -114,15 +128,9 @@ class Request:
 
     @cached_property
     def sweep(self) -> SweepConfig:
-        """The keys of the sweep, as Hydra has composed them; refuse those that need another one."""
+        """The keys of the sweep, as Hydra has composed them."""
         names = [item.name for item in fields(SweepConfig)]
-        sweep = SweepConfig(**OmegaConf.to_object(OmegaConf.masked_copy(self.base, names)))  # type: ignore[arg-type]
-        for key, null in (("resume", None), ("rerun", SweepConfig.rerun), ("trust", False)):
-            if not self.is_resumed and (value := getattr(sweep, key)) != null:
-                raise ConfigError(
-                    f"{key}={str(value).lower()}: needs resume=<folder> as a word of the command"
-                )
-        return sweep
+        return SweepConfig(**OmegaConf.to_object(OmegaConf.masked_copy(self.base, names)))  # type: ignore[arg-type]
 
     @property
     def folder(self) -> Path:
@@ -155,9 +163,6 @@ class Request:
         return any("true" in text.lower() for text in texts)
 
 
-_OF_ONE_COMMAND = tuple(item.name for item in fields(SweepConfig) if item.metadata.get(ONE_COMMAND))
-
-
 def value_of(key: str, overrides: Sequence[Override]) -> Any:
     """Return the value of the last override of a key, None if it is missing or null."""
     override = next((item for item in reversed(overrides) if item.key_or_group == key), None)
@@ -176,20 +181,13 @@ def _words(overrides: Sequence[Override], config_dir: Path | None) -> list[str]:
     return [*own, *(str(item.input_line) for item in overrides)]
 
 
-def _are_typed_again(
+def _refuse_other_cells(
     asked: str, typed: Sequence[Override], recorded: Sequence[Override], record: Record
-) -> bool:
-    """Return whether words are those of a sweep about its cells, all of them; refuse any others. The number
-    of hosts can be typed alone."""
-    own, again = (
-        {_item(item): item for item in overrides if defines_cells(item.key_or_group)}
-        for overrides in (recorded, typed)
-    )
-    hosts = {item for item in own if item[0] in OF_ITS_CELLS}
-    wrong = [override for item, override in again.items() if item not in own]
-    is_again = bool(again.keys() - hosts)
-    if not wrong and is_again and own.keys() - hosts - again.keys():
-        wrong = [*again.values()]
+) -> None:
+    """Refuse words about the cells of a resumed sweep that are not recorded, and lists."""
+    known = {*map(_item, recorded)}
+    others = [item for item in typed if _item(item) not in known]
+    wrong = [item for item in others if defines_cells(item.key_or_group)]
     if wrong:
         names = [item.name for item in fields(schema_class())]
         tops = [item.key_or_group.partition(".")[0] for item in wrong]
@@ -200,11 +198,9 @@ def _are_typed_again(
             f"{asked}: the cells of that sweep, `{record.command}`, are recorded; leave out {words}, or run "
             f"another sweep{near}"
         )
-    for item in typed:
-        is_list = is_how_run(item.key_or_group) and item.is_sweep_override()
-        if is_list and _item(item) not in map(_item, recorded):
+    for item in others:
+        if item.is_sweep_override():
             raise ConfigError(f"{item.input_line}: applies to all cells of a resumed sweep; pass one value")
-    return is_again
 
 
 def _parsed(word: str) -> Override:

@@ -49,14 +49,14 @@ def run_sweep(request: Request) -> int:
     sweep, status = None, 1  # of an unexpected exception, whose traceback follows the table
     with SweepFolder(request.folder, request.record) as folder:
         try:
-            if request.is_resumed and not request.sweep.plan:
+            if request.is_resumed and not request.options.plan:
                 folder.hold()
             engine = _begun_engine(request)
             cells, probe = _cells(request, engine, console)
             plan = plan_of(cells, probe(), engine.hosts_of)
             if request.sweep.part and not request.is_resumed:
                 plan = replace(plan, cells=part_of(plan.cells, *part_numbers(request.sweep.part)))
-            if request.sweep.plan:
+            if request.options.plan:
                 return _show(plan, request, engine, folder)
             sweep = _begun_sweep(plan, request, engine, folder, console)
             sweep.run()
@@ -84,7 +84,7 @@ def _begun_engine(request: Request) -> Engine:
         fork_server.end_server()  # one that has begun to import torch's own
         os.environ[NCCL_PATH] = str(Path(request.sweep.nccl).resolve())
     engine = engine_of(OmegaConf.to_object(request.base.executor))  # type: ignore[arg-type]
-    engine.begin([] if request.sweep.plan else fork_server.rank_imports(request.may_compile))
+    engine.begin([] if request.options.plan else fork_server.rank_imports(request.may_compile))
     return engine
 
 
@@ -108,7 +108,7 @@ def _cells(
 
     words = words_of_cells(request, covering)
     if len(words) > _MANY:
-        doing = "planning" if request.sweep.plan else "composing"
+        doing = "planning" if request.options.plan else "composing"
         say(console, f"{counted(len(words), 'cell')}: {doing}")
     return cells_of(composer, request.base, words), probe
 
@@ -117,17 +117,17 @@ def _show(plan: Plan, request: Request, engine: Engine, folder: SweepFolder) -> 
     """Print what would run, and return the exit status."""
     from dcpbench.sweep.dry_run import print_plan
 
-    valid = folder.valid_rows(plan.cells, request.sweep.rerun)
+    valid = folder.valid_rows(plan.cells, request.options.rerun_failed)
     folder.refuse_unusable(plan.cells)
     plan.machine.description.update(engine.details())
-    return print_plan(plan, folder.path, valid, request.sweep.plan_as)
+    return print_plan(plan, folder.path, valid, request.options)
 
 
 def _begun_sweep(
     plan: Plan, request: Request, engine: Engine, folder: SweepFolder, console: Console
 ) -> Sweep:
     """Begin or resume a sweep in its folder. Return its driver, and import meanwhile what shows its rows."""
-    valid = folder.valid_rows(plan.cells, request.sweep.rerun)
+    valid = folder.valid_rows(plan.cells, request.options.rerun_failed)
     left = replace(plan, cells=[cell for cell in plan.cells if cell.run not in valid.lines])
     say(console, *valid.sentences(len(plan.cells)), *shared_gpu_sentences(plan))
     with console.status("importing the workloads"):  # on a terminal

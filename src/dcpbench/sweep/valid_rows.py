@@ -11,7 +11,6 @@ from typing import Any
 
 from dcpbench.code.sources import DCPBENCH, Source, changed_files, commits_text, recorded
 from dcpbench.config.errors import value_text
-from dcpbench.config.groups import Rerun
 from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
@@ -57,7 +56,7 @@ class ValidRows:
 
 
 def valid_rows(
-    lines: Iterable[Line], cells: Sequence[PlannedCell], rerun: Rerun, environment: Mapping[str, Any]
+    lines: Iterable[Line], cells: Sequence[PlannedCell], rerun_failed: bool, environment: Mapping[str, Any]
 ) -> ValidRows:
     """Find out which lines of a sweep's folder are valid rows of these cells; write nothing.
 
@@ -79,7 +78,7 @@ def valid_rows(
         # A row of no cell's run is of a cell whose configuration has changed, if one has its name.
         cell = (by_run.get(line.row.run) or by_name.get(line.row.cell)) if line.row else None
         if line.row and cell:
-            why = _why_again(cell, line.row, rerun, code)
+            why = _why_again(cell, line.row, rerun_failed, code)
         else:
             why = None if line.row else "its line is not a row of this version"
             valid.foreign += bool(line.row)
@@ -93,7 +92,7 @@ def valid_rows(
     return valid
 
 
-def _why_again(cell: PlannedCell, row: Row, rerun: Rerun, code: Mapping[str, Source]) -> str | None:
+def _why_again(cell: PlannedCell, row: Row, rerun_failed: bool, code: Mapping[str, Source]) -> str | None:
     """Return why a cell has to run again, or None if its row is valid.
 
     Args:
@@ -113,8 +112,8 @@ def _why_again(cell: PlannedCell, row: Row, rerun: Rerun, code: Mapping[str, Sou
         return "the reason to skip it no longer applies"
     if outside := dict_in(row.details).get(OUTSIDE):
         return f"it failed for a reason outside it ({outside})"
-    if rerun is Rerun.failed and not row.is_ok:
-        return "its row is not ok (rerun=failed)"
+    if rerun_failed and not row.is_ok:
+        return "its row is not ok (--rerun-failed)"
     return None
 
 

@@ -124,7 +124,7 @@ def test_killed_driver_leaves_no_ranks_and_resumes(ray: RayDaemons, swept: Finis
     driver.kill()
     driver.wait()
     wait_for(lambda: not alive_in(folder))
-    resumed = ray.run(folder, f"resume={folder}")
+    resumed = ray.run(folder, "resume", str(folder))
     assert "resume: 1 of 2 cells are done" in resumed.err
     assert resumed.rows[0] == first
     assert [row["status"] for row in resumed.rows] == ["pass", "pass"], resumed.err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
+from conftest import ONE_STEP, SMALL, Finished, alive_in, resume, run, start, wait_for, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from support.drivers import plant
@@ -178,7 +178,7 @@ def test_sweep_continues_while_hosts_have_slots(tmp_path: Path) -> None:
         left = "4 ranks have no room on the hosts that are left: 127.0.0.2 is"
         assert f"interrupted: 1 of 2 cells done, 1 left: {left}; run: " in ended.err
         three.add()
-        resumed = dcpbench(f"resume={folder}", *room, folder=folder)
+        resumed = resume(folder, *room)
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert [resumed.rows[0], *resumed.retries.values()] == both
@@ -196,14 +196,14 @@ def test_cells_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
         assert (row["status"], row["details"]["no_retry"]) == ("crash", left), row["reason"]
         assert f"interrupted: 1 of 2 cells done, 1 left: {left}; run: " in ended.err
         two.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
-        refused = dcpbench(f"resume={folder}", *two.words, folder=folder)
+        refused = resume(folder, *two.words)
         assert refused.status == 2
         *_, line = refused.err.splitlines()
         differs = r"dcpbench is .*\w{16} on host 127\.0\.0\.4 and \w{16} on the driver's host"
         assert re.fullmatch(rf"dcpbench: executor=ray: {differs}; must be the same on every host", line), line
         two.remove_newest()
         two.add()
-        resumed = dcpbench(f"resume={folder}", *two.words, folder=folder)
+        resumed = resume(folder, *two.words)
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert resumed.rows[1]["config"]["executor.hosts"] == 2
