@@ -140,7 +140,7 @@ def test_detected_faults_pass(tmp_path: Path) -> None:
             cell("fsdp", flaky=number == 1),
         )
     histories = by_name(tmp_path)
-    planted, flaky = histories["parallel=ddp fault=lr"], histories["parallel=fsdp fault=-"]
+    planted, flaky = histories["parallel=ddp fault=lr"], histories["parallel=fsdp"]
     assert (letters(planted), planted.now.ok, planted.turn and planted.turn[1].ok) == ("DDM", False, True)
     assert (letters(flaky), flaky.now.ok) == ("P~P", True)
 
@@ -150,8 +150,8 @@ def test_cells_are_matched_without_their_repeat(tmp_path: Path) -> None:
     night(tmp_path, 1, cell(overrides="parallel.tp=2 saves=1 parallel=ddp repeat=4 timeouts.cell_s=9"))
     night(tmp_path, 2, cell(overrides="parallel=ddp saves=2 parallel.tp=2"))
     assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {
-        "parallel=ddp parallel.tp=2 saves=1": "PP·",
-        "parallel=ddp parallel.tp=2 saves=2": "··P",
+        "parallel=ddp saves=1": "PP·",
+        "parallel=ddp saves=2": "··P",
     }
     night(tmp_path, 3, cell(overrides=" ".join(f"+model.options.width_{n}=1" for n in range(20))))
     assert max(name.count("width") for name in by_name(tmp_path)) == 20

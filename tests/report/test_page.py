@@ -126,7 +126,7 @@ def test_cells_open_by_mouse_and_return_the_focus(show: Callable[..., Browser]) 
     browser.all("#findings .link")[0].click()
     browser.driver.back()
     assert browser.all("#cell") == [], "Back closes what was opened"
-    assert browser.focused() == "fsdp \u00b7 async", "it was opened by its name"
+    assert browser.focused() == "parallel=fsdp save=async", "it was opened by its name"
 
 
 def test_keyboard_reaches_everything(show: Callable[..., Browser]) -> None:

@@ -244,9 +244,9 @@ def test_check_matrix_shows_failed_checks(show: Callable[..., Browser]) -> None:
     head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
     assert head == ["cell", "model_equal 1 of 7", "optim_equal 1 of 7", "extra_equal 1 of 1"]
     labels = [one.accessible_name for one in browser.all("#checks .square")]
-    assert "fsdp \u00b7 async \u00b7 seed=1: optim_equal failed" in labels
-    assert "hsdp \u00b7 sync \u00b7 seed=0: model_equal passed, but could not have failed" in labels
-    assert "ddp \u00b7 sync \u00b7 seed=2: extra_equal failed, a known failure" in labels
+    assert "parallel=fsdp save=async seed=1: optim_equal failed" in labels
+    assert "parallel=hsdp save=sync seed=0: model_equal passed, but could not have failed" in labels
+    assert "parallel=ddp save=sync seed=2: extra_equal failed, a known failure" in labels
     assert len(browser.all("#checks tbody tr")) == 3, "a detected fault is not a failure"
     assert [one.text for one in browser.all("#checks .s-fail")] == ["F"]
     browser.one("#checks .s-fail").click()
@@ -371,7 +371,7 @@ def test_costs_have_axes_with_numbers(show: Callable[..., Browser]) -> None:
     )
     assert "save_s 2.00 ms, pass" in tips
     assert "save_s 2.00 s, pass, repeat 1" in tips
-    assert [one.text for one in browser.all("#costs tbody th")] == ["ddp", "fsdp"], (
+    assert [one.text for one in browser.all("#costs tbody th")] == ["parallel=ddp", "parallel=fsdp"], (
         "constant axes are left out"
     )
     browser.one("#log").click()

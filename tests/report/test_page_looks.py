@@ -85,7 +85,7 @@ def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None
     browser = show([*four_cells(), slow, untimed])
     first = browser.all("#costs tbody tr")[0]
     assert first.text.split("\n") == [
-        "ddp \u00b7 sync 2 of 3",
+        "parallel=ddp save=sync 2 of 3",
         "200 ms",
         "50.0 ms",
         "100 ms",
@@ -99,7 +99,7 @@ def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None
         "of the one run that failed"
     )
     browser.one('#costs [data-sort="save_s"]').click()
-    assert browser.all("#costs tbody th")[0].text == "hsdp \u00b7 sync"
+    assert browser.all("#costs tbody th")[0].text == "parallel=hsdp save=sync"
     assert "\u2013" in browser.all("#costs tbody tr")[0].text, "a value that was not measured is not a number"
 
 

@@ -162,21 +162,19 @@ def test_progress_line_is_cut_and_names_a_cell_without_words() -> None:
         ScenarioConfig(name="a", target="x.y"), parallel=parallel, world_size=4, device=Device.cpu
     )
     without_words = job(config)
-    assert Plan([without_words], NO_GPU).titles == {without_words.name: "parallel=fsdp, 4 ranks"}
-    without_words.overrides.append("seed=1")
-    assert Plan([without_words], NO_GPU).titles == {without_words.name: "seed=1"}
+    assert Plan([without_words], NO_GPU).titles == {without_words.name: "parallel=fsdp"}
 
 
 def test_words_of_all_cells_are_not_repeated(tmp_path: Path) -> None:
-    words = (["device=cpu", "save=sync", "seed=1"], ["device=cpu", "save=async", "seed=1"], ["device=cpu"])
+    words = (["device=cpu", "saves=1", "repeat=1"], ["device=cpu", "saves=2", "repeat=1"], ["device=cpu"])
     jobs = [
         replace(job, overrides=own) for job, own in zip(jobs_in(tmp_path, "a", "b", "c"), words, strict=True)
     ]
-    assert [*Plan(jobs[:2], NO_GPU).titles.values()] == ["save=sync", "save=async"]
+    assert [*Plan(jobs[:2], NO_GPU).titles.values()] == ["parallel=??? saves=1", "parallel=??? saves=2"]
     assert [*Plan(jobs, NO_GPU).titles.values()] == [
-        "save=sync seed=1",
-        "save=async seed=1",
-        "parallel=???, 1 rank",
+        "parallel=??? saves=1 repeat=1",
+        "parallel=??? saves=2 repeat=1",
+        "parallel=???",
     ]
 
 

@@ -13,7 +13,12 @@ MODULES = [
     module.name
     for package in (dcpbench.core, dcpbench.verdict)
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
-] + ["dcpbench.records.row", "dcpbench.analysis.causes", "dcpbench.report.page.data"]
+] + [
+    "dcpbench.records.row",
+    "dcpbench.analysis.causes",
+    "dcpbench.analysis.differing",
+    "dcpbench.report.page.data",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import cell_names, config_differences, identity_keys, with_cells
+from dcpbench.analysis.cell_identity import config_differences, identity_keys, names_of_cells, with_cells
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
 from dcpbench.analysis.frame import Sweeps, outcomes, planned, records
@@ -141,7 +141,7 @@ def history(
     by_metric = zip(metrics, medians, strict=True)
     cost_of = [[Cost(name, values, next(found)) for values in matrix] for name, matrix in by_metric]
     cells = frame.drop_duplicates("key").set_index("cell")
-    names, axes = cell_names(cells), records(cells[[*AXES, "others", "config_digest"]])
+    names, axes = names_of_cells(cells), records(cells[[*AXES, "others", "config_digest"]])
     # The reason of the first worst run in the last sweep that has the cell.
     last_of = worst.reset_index().drop_duplicates("cell", keep="last")
     bad = frame[["cell", "place", "kind", "reason"]].merge(last_of, on=["cell", "place", "kind"])

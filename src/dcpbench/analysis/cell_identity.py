@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dcpbench.analysis.differing import cell_names, shown_by_axes
 from dcpbench.analysis.frame import as_text, read_sweeps
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.text import listed
@@ -34,11 +35,6 @@ def override_words(overrides: object) -> list[str]:
         return shlex.split(overrides) if _QUOTED & set(overrides) else overrides.split()
     except ValueError:
         return overrides.split()
-
-
-def shown_by_axes(key: str) -> bool:
-    """Tell whether an override sets an axis; a custom workload is the model."""
-    return key in AXES or key == "workload.target"
 
 
 def override_values(overrides: object) -> dict[str, str]:
@@ -108,20 +104,10 @@ def config_differences(
     return {key: (as_text(before), as_text(after)) for key, (before, after) in found.items()}
 
 
-def shown_axes(cells: pd.DataFrame) -> list[str]:
-    """Return parallelism, the axes in which these cells differ, and `others` if they differ in it."""
-    known = [axis for axis in (*AXES, "others") if axis in cells]
-    return [axis for axis in known if axis == "parallel" or cells[axis].nunique() > 1]
-
-
-def cell_names(cells: pd.DataFrame, without: str = "") -> list[str]:
-    """Return a name for each cell, built from its `shown_axes` that do not have the value `without`."""
-
-    def words(axis: str) -> list[str]:
-        return ["" if value == without else f"{axis}={value}" for value in cells[axis]]
-
-    texts = [list(cells[axis]) if axis == "others" else words(axis) for axis in shown_axes(cells)]
-    return [" ".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
+def names_of_cells(cells: pd.DataFrame) -> list[str]:
+    """Return a name for each of these rows `with_cells`: the axes and overrides that distinguish them."""
+    columns = {axis: [*cells[axis]] for axis in AXES if axis in cells}
+    return cell_names(columns, [line.split() for line in cells["others"]])
 
 
 def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.causes import causes_of, short_reason
-from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
+from dcpbench.analysis.cell_identity import identity_keys, names_of_cells, override_words, with_cells
 from dcpbench.analysis.frame import is_true, noun, ok, records
 from dcpbench.config.text import listed, program
 from dcpbench.core.checks import CHECKS
@@ -109,11 +109,11 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
-    """Return a name of each row's cell: the axes and overrides that vary; of a stop its own."""
+    """Return a name of each row's cell: the axes and overrides that distinguish the cells; of a stop its
+    own."""
     if frame.empty or noun(frame) == "stop":
         return frame["cell"].str.removeprefix("stop=")
-    cells = with_cells(frame, identity_keys(frame))
-    return pd.Series(cell_names(cells, without="-"), frame.index, "string")
+    return pd.Series(names_of_cells(with_cells(frame, identity_keys(frame))), frame.index, "string")
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import cell_names, shown_axes
+from dcpbench.analysis.cell_identity import names_of_cells
 from dcpbench.analysis.comparison import (
     FAIL_ON,
     MACHINE,
@@ -30,10 +30,12 @@ from dcpbench.analysis.costs import (
     TOO_FEW,
     always_compared,
 )
+from dcpbench.analysis.differing import axes_that_differ
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.analysis.runs import of_a_kind, remarks, targets
 from dcpbench.config.text import counted, listed
+from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import (
@@ -163,7 +165,7 @@ def _statuses(compared: Comparison, every: bool) -> Content:
     explained = first[first["change"].isin(_EXPLAINED) & first["failing"]].reset_index(drop=True)
     failures = explained[["reason", "cause", "again"]].assign(
         status=explained["change"],
-        cell=cell_names(cells := compared.cells.loc[list(explained["key"])]),
+        cell=names_of_cells(cells := compared.cells.loc[list(explained["key"])]),
         target=targets(cells).to_numpy(),
     )
     return Content(
@@ -177,7 +179,7 @@ def _statuses(compared: Comparison, every: bool) -> Content:
 
 def _configurations(compared: Comparison, every: bool) -> Content:
     """Return the keys in which configurations differ, one line for all cells with the same difference."""
-    names = dict(zip(compared.cells.index, cell_names(compared.cells), strict=True))
+    names = dict(zip(compared.cells.index, names_of_cells(compared.cells), strict=True))
     lines = []
     for (key, old, new), rows in compared.configurations.groupby(["name", "old", "new"], sort=False):
         cells = [names[cell] for cell in rows["key"]]
@@ -206,8 +208,11 @@ def _costs(compared: Comparison, every: bool) -> Content:
 
 
 def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
-    cells = compared.cells.loc[list(keys)]
-    return cells[shown_axes(cells)].rename(columns={"others": "overrides"}).set_axis(keys.index)
+    """Return parallelism, and the axes and overrides in which these cells differ."""
+    cells = compared.cells.loc[list(keys)].rename(columns={"others": "overrides"})
+    axes = [axis for axis in (*AXES, "overrides") if axis in cells]
+    differing = {"parallel", *axes_that_differ({axis: [*cells[axis]] for axis in axes})}
+    return cells[[axis for axis in axes if axis in differing]].set_axis(keys.index)
 
 
 def _counts(statuses: pd.DataFrame) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
-from dcpbench.analysis.cell_identity import override_words, shown_by_axes
+from dcpbench.analysis.cell_identity import override_words
+from dcpbench.analysis.differing import axes_that_differ, in_common, other_words
 from dcpbench.analysis.frame import is_false, is_true, noun, ok, records
 from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
 from dcpbench.config.text import byte_unit, cells_text
@@ -62,23 +63,19 @@ def told_apart(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     axes = varying(cells)
     table = pd.DataFrame({axis: _texts(cells[axis]) for axis in axes}, index=cells.index)
     words = [override_words(line) for line in cells["overrides"]]
-    shared = set.intersection(*map(set, words)) if words else set()
-    keys = {word: word.partition("=")[0] for of_cell in words for word in of_cell}
-    others = [
-        " ".join(word for word in of_cell if word not in shared and not shown_by_axes(keys[word]))
-        for of_cell in words
-    ]
-    if any(others):
+    if any(others := other_words(words)):
         table["overrides"] = others
+    shared = in_common(words)
     common = [f"{axis}={plain(cells[axis][0])}" for axis in _ALWAYS if words and axis not in axes]
-    common += [word for word in (words or [[]])[0] if word in shared and keys[word] not in _ALWAYS]
+    common += [
+        word for word in next(iter(words), []) if word in shared and word.partition("=")[0] not in _ALWAYS
+    ]
     return f"all cells: {' '.join(common)}" if common else "", table
 
 
 def varying(frame: pd.DataFrame) -> list[str]:
     """Return the axes in which the rows differ."""
-    axes = [axis for axis in ("sweep", *AXES) if axis in frame]
-    return [axis for axis in axes if frame[axis].nunique(dropna=False) > 1]
+    return axes_that_differ({axis: [*frame[axis]] for axis in ("sweep", *AXES) if axis in frame})
 
 
 def headline(frame: pd.DataFrame, left: int = 0) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import DictConfig
 
+from dcpbench.analysis.differing import in_common
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import OF_ITS_CELLS, Config
@@ -86,7 +87,7 @@ def cells_of(composer: Composer, base: DictConfig, words: Sequence[CellWords]) -
         [_with_flag(item, config) for item in cell.overrides if not item.lstrip("+~").startswith("hydra")]
         for cell, config in zip(words, configs, strict=True)
     ]
-    common = set.intersection(*map(set, named)) if len(named) > 1 else set()
+    common = in_common(named)
     numbers: Counter[str] = Counter()
     cells = []
     for cell, shown, config in zip(words, named, configs, strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from dcpbench.analysis.differing import cell_names
 from dcpbench.code.provenance import OURS, SweepCode, conf_folders, file_of, package_digest
 from dcpbench.code.sources import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.config.errors import ConfigError, value_text
@@ -141,15 +142,10 @@ class Plan:
 
     @property
     def titles(self) -> dict[str, str]:
-        """The text for each cell, by its name: the overrides that not all cells have or, if it has no
-        others, its parallelism and ranks."""
-        words = [set(cell.overrides) for cell in self.cells]
-        shared = set.intersection(*words) if len(words) > 1 else set()
-        return {
-            cell.name: " ".join(word for word in cell.overrides if word not in shared)
-            or f"parallel={cell.config.parallel.name}, {counted(cell.world_size, 'rank')}"
-            for cell in self.cells
-        }
+        """A short name of each cell, as reports have it, by its full name."""
+        columns = {axis: [cell.columns.get(axis) for cell in self.cells] for axis in AXES}
+        names = cell_names(columns, [cell.overrides for cell in self.cells])
+        return {cell.name: name for cell, name in zip(self.cells, names, strict=True)}
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ function drawCosts(app, all) {
         && " n of m: the other runs have no times, because they shared their devices or ended early."),
     scroller(null, el("table", { class: "plain costs" },
       el("thead", {}, el("tr", {},
-        el("th", { scope: "col" }, app.namedBy.join(" \u00b7 ") || "cell"),
+        el("th", { scope: "col" }, "cell"),
         el("th", { scope: "col", class: "n" }, "runs"),
         ...costs.map((cost) => costHeader(app, cost, scales.get(cost.name))))),
       el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, line, (rest) => `Show ${rest} more`).map(asRow)))));

@@ -10,6 +10,7 @@ import pandas as pd
 
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import identity_keys, override_values
+from dcpbench.analysis.differing import axes_that_differ, cell_names, matrices
 from dcpbench.analysis.frame import Sweeps, outcomes, records
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
 from dcpbench.code.sources import recorded
@@ -21,7 +22,6 @@ from dcpbench.core.sentences import described
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns, dict_in, list_in
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
-from dcpbench.report.document import plain
 from dcpbench.verdict.sentences import rank_numbers
 
 _POINTS = 200
@@ -48,8 +48,8 @@ class PageData:
             likely `causes`, the checks it was `seen_by`, `losses`, `ending`, `check_details`, and why checks
             are null (`nulls`).
         axes: the columns in which configurations can differ.
-        named_by: the axes from whose values names are built.
-        important: the axes to choose first for the matrix, and whether each prefers the side to the top.
+        varying: the axes with several values.
+        matrices: the axes of the rows and columns of each matrix, and the runs that it shows.
         statuses: what runs can be shown as, the worst first.
         environments: a column of the environment for each sweep, and each machine it ran on `earlier`: its
             `title` and `known` values; one that is `partial` has only those that differed then.
@@ -61,8 +61,8 @@ class PageData:
     rows: int
     columns: dict[str, list[Any]]
     axes: list[str]
-    named_by: list[str]
-    important: list[dict[str, Any]]
+    varying: list[str]
+    matrices: list[dict[str, Any]]
     statuses: list[dict[str, Any]]
     checks: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
@@ -85,17 +85,15 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     others = {name: of for name, of in varied.items() if len({*of}) > 1}
     values: dict[str, list[Any]] = others | {column: [row[column] for row in rows] for column in kept}
     axes = {name: values[name] for name in (*["sweep"] * several, *AXES, *others)}
-    important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
-    named_by = distinguishing(axes, [spec.name for spec in important])
     labels = [
         f"repeat {row['repeat']}" if row["retry_of"] is None else f"retry of repeat {row['retry_of']}"
         for row in rows
     ]
-    names, numbers = run_names(axes, named_by, labels)
+    places = pd.factorize(pd.Series([*zip(*axes.values(), strict=True)], dtype=object))[0]
     values |= {
         "key": [f"{row['sweep']}/{row['cell']}" if several else str(row["cell"]) for row in rows],
-        "name": names,
-        "number": numbers,
+        "name": cell_names(axes),
+        "number": run_numbers(places.tolist(), labels),
         "shown": [spec.name for spec in shown],
         "ok": [spec.ok for spec in shown],
         "short": short,
@@ -111,8 +109,8 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
         rows=len(frame),
         columns=_clean(values, characters) | {"again": commands(frame)},
         axes=[*axes],
-        named_by=named_by,
-        important=[{"name": spec.name, "down": spec.down} for spec in important],
+        varying=axes_that_differ(axes),
+        matrices=matrices(axes),
         statuses=[
             {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
             for spec in SHOWN.values()
@@ -144,50 +142,18 @@ def _environments(environments: Mapping[str, Mapping[str, Any]]) -> Iterator[dic
             yield {"title": ", ".join(title) or "now", **known_then}
 
 
-def distinguishing(axes: Mapping[str, Sequence[Any]], important: Sequence[str]) -> list[str]:
-    """Return the axes that distinguish the configurations of a sweep, the important ones first, without those
-    that follow from others; if there is only one configuration, the most important axis that has a value.
+def run_numbers(places: Sequence[int], labels: Sequence[str]) -> list[str]:
+    """Return the name of each run among those of its configuration, which has a place: its label, or a number
+    if labels are equal; empty if it is the only one.
 
-    >>> distinguishing({"save": ["sync", "async"], "seed": [1, 1], "copy": ["a", "b"]}, ["seed"])
-    ['save']
+    >>> run_numbers([0, 0, 1, 2, 2], ["repeat 0", "repeat 1", "repeat 0", "repeat 0", "repeat 0"])
+    ['repeat 0', 'repeat 1', '', 'run 1', 'run 2']
     """
-    chosen, known = list[str](), 1
-    for axis in sorted(axes, key=lambda name: important.index(name) if name in important else len(important)):
-        if (count := len({*zip(*(axes[name] for name in (*chosen, axis)), strict=True)})) > known:
-            chosen, known = [*chosen, axis], count
-    return chosen or [name for name in important if any(value is not None for value in axes[name])][:1]
-
-
-def run_names(
-    axes: Mapping[str, Sequence[Any]], named_by: Sequence[str], labels: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return the name of the configuration of each run, and the name of the run among those of its
-    configuration: its label, if others differ, and empty if it is the only one. Configurations of one name
-    are numbered; numbers and booleans are shown with the name of their axis.
-
-    >>> run_names({"save": ["sync", "sync"], "saves": [1, 1]}, ["save", "saves"], ["repeat 0", "repeat 1"])
-    (['sync \u00b7 saves=1', 'sync \u00b7 saves=1'], ['repeat 0', 'repeat 1'])
-    """
-
-    def text(axis: str, value: Any) -> str:
-        shown = plain(value)
-        return f"{axis}={shown}" if re.fullmatch(r"true|false|[\d.]*", shown) else shown
-
-    names = [
-        " \u00b7 ".join(text(axis, of) for axis, of in zip(named_by, values, strict=True) if of is not None)
-        for values in zip(*(axes[axis] for axis in named_by), strict=True)
-    ]
-    runs = pd.DataFrame({"name": names, "label": [*labels]}, dtype=object)
-    runs["place"] = pd.factorize(pd.Series([*zip(*axes.values(), strict=True)], dtype=object))[0]
-    by_name, by_place = runs.groupby("name"), runs.groupby("place")
-    place = by_name["place"].transform(lambda of: pd.factorize(of)[0] + 1).astype(str)
-    alone = (by_name["place"].transform("nunique") == 1) & runs["name"].ne("")
-    named = runs["name"].where(alone, runs["name"].replace("", "cell") + " (" + place + ")")
-    size = by_place["label"].transform("size")
-    by_label = by_place["label"].transform("nunique") == size
-    count = (by_place.cumcount() + 1).astype(str)
-    number = runs["label"].where(by_label, "run " + count).where(size > 1, "")
-    return named.tolist(), number.tolist()
+    runs = pd.DataFrame({"place": [*places], "label": [*labels]})
+    by_place = runs.groupby("place")
+    size, number = by_place["label"].transform("size"), by_place.cumcount() + 1
+    distinct = by_place["label"].transform("nunique") == size
+    return runs["label"].where(distinct, "run " + number.astype(str)).where(size > 1, "").tolist()
 
 
 def _explained(spec: CheckSpec) -> list[str]:

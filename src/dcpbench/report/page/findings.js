@@ -54,7 +54,7 @@ function drawFaults(app, shown) {
   fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Injected faults"),
     el("p", {}, `${seen} of ${injected.length} were detected as expected.`),
-    ...(app.layouts.injected ? matrixOf(app, app.layouts.injected, shown) : []),
+    ...matricesOf(app, true, shown).flat(),
     el("details", {}, el("summary", {}, "Which check detected which fault"), scroller("Which check detected which fault", el("table", { class: "plain" },
       el("thead", {}, el("tr", {}, columnHeads(["fault", "fault_seen", "detected by"]))),
       el("tbody", {}, ...lines)))));

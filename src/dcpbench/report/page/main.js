@@ -24,13 +24,12 @@ async function start() {
 
 function makeApp(data) {
   readStatuses(data.statuses);
-  readImportant(data.important);
   const runs = runsOf(data);
   const axes = axesOf(data.axes, runs);
   for (const run of runs) run.place = configuration(run, data.axes);
   const app = {
-    runs, axes, names: data.axes, varying: varying(axes), namedBy: data.named_by, checks: data.checks, metrics: data.metrics,
-    environments: data.environments, leftOut: data.left_out, changes: data.changes, complete: data.complete, layouts: chooseLayouts(runs, axes),
+    runs, axes, names: data.axes, varying: data.varying, matrices: data.matrices, checks: data.checks, metrics: data.metrics,
+    environments: data.environments, leftOut: data.left_out, changes: data.changes, complete: data.complete,
     state: readState(location.hash), opener: null,
   };
   // Filters replace the address; an opened cell can be closed with Back.

@@ -1,85 +1,5 @@
 // The heat map: one square for each pair of row and column values, coloured by its worst run.
 
-const IMPORTANT = [];
-const ROW_AXES = [];
-const COLUMNS_AT_MOST = 24;
-const COLUMN_AXES_AT_MOST = 2;
-const AXES_AT_A_GLANCE = 2;
-const FULL = 0.5;
-
-// The most important axes, and those of them that are along the side.
-function readImportant(important) {
-  IMPORTANT.push(...important.map(({ name }) => name));
-  ROW_AXES.push(...important.filter(({ down }) => down).map(({ name }) => name));
-}
-
-// Few and full rows and columns read best; a column costs more than a row, since pages are taller than wide.
-// Where all axes together would be too wide for any page, the least important ones are folded.
-function chooseLayout(runs, axes) {
-  const names = varying(axes).filter((axis) => distinguishes(runs, [], axis));
-  const kept = names.length > AXES_AT_A_GLANCE ? telling(runs, names) : [...names];
-  for (;;) {
-    const layout = bestLayout(runs, names.filter((axis) => kept.includes(axis)));
-    if (layout.fits || kept.length === 0) return { rows: layout.rows, columns: layout.columns };
-    kept.pop();
-  }
-}
-
-// The axes by importance, without those that follow from others.
-function telling(runs, names) {
-  const place = (axis) => (IMPORTANT.includes(axis) ? IMPORTANT.indexOf(axis) : IMPORTANT.length);
-  return [...names].sort((a, b) => place(a) - place(b))
-    .reduce((kept, axis) => (distinguishes(runs, kept, axis) ? [...kept, axis] : kept), []);
-}
-
-// Whether runs that are equal along some axes differ in one more.
-function distinguishes(runs, along, axis) {
-  const count = (axes) => new Set(runs.map((run) => configuration(run, axes))).size;
-  return count([...along, axis]) > count(along);
-}
-
-function bestLayout(runs, names) {
-  const first = [...ROW_AXES.filter((axis) => names.includes(axis)), ...names.filter((axis) => !ROW_AXES.includes(axis))];
-  const pairs = first.slice(0, 3).flatMap((a, i) => first.slice(i + 1, 3).map((b) => [a, b]));
-  let best = { rows: [], columns: names, cost: Infinity, fits: false };
-  for (const rows of [...first.map((axis) => [axis]), ...pairs]) {
-    const columns = names.filter((axis) => !rows.includes(axis));
-    const count = (along) => new Set(runs.map((run) => configuration(run, along))).size;
-    const across = count(columns);
-    const fits = across <= COLUMNS_AT_MOST && columns.length <= COLUMN_AXES_AT_MOST;
-    const cost = count(rows) + 2 * across + 2 * (rows.length - 1) + first.indexOf(rows[0]) / 10;
-    if (fits > best.fits || (fits === best.fits && cost < best.cost)) best = { rows, columns, cost, fits };
-  }
-  return best;
-}
-
-// Scenarios have different axes: in one matrix most squares would be empty. Those with the same axes share one.
-// Runs with an injected fault have a separate matrix.
-function chooseLayouts(runs, axes) {
-  const injected = runs.filter(isInjected);
-  const others = injected.length && injected.length < runs.length ? runs.filter((run) => !isInjected(run)) : runs;
-  const apart = others.length < runs.length;
-  const whole = chooseLayout(others, axes);
-  const parts = isFull(others, whole) ? [] : byScenario(others, axes);
-  return {
-    main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, injected: apart ? false : null })),
-    injected: apart ? { ...chooseLayout(injected, axes), injected: true } : null,
-  };
-}
-
-function isFull(runs, { rows, columns }) {
-  const count = (along) => new Set(runs.map((run) => configuration(run, along))).size;
-  return count([...rows, ...columns]) >= FULL * count(rows) * count(columns);
-}
-
-function byScenario(runs, axes) {
-  const alone = [...groupBy(runs, (run) => valueOf(run, "scenario"))].map(([scenario, of]) => ({ scenario, of }));
-  const along = ({ of }) => varying(axes).filter((axis) => distinguishes(of, [], axis)).join();
-  return [...groupBy(alone, along).values()].map((equal) => ({
-    ...chooseLayout(equal.flatMap(({ of }) => of), axes), scenarios: equal.map(({ scenario }) => scenario),
-  }));
-}
-
 function isInjected(run) {
   return run.fault !== null;
 }
@@ -90,16 +10,15 @@ function isIn(run, { injected, scenarios }) {
 
 // The matrix that contains a run, and whether its square there has another run too.
 function placeOf(app, run) {
-  const { main, injected } = app.layouts;
-  const layout = [...main, ...(injected ? [injected] : [])].find((one) => isIn(run, one));
+  const layout = app.matrices.find((one) => isIn(run, one));
   const along = [...layout.rows, ...layout.columns];
   const square = configuration(run, along);
   const hasToo = (other) => isIn(other, layout) && configuration(other, along) === square;
-  return { id: layout === injected ? "faults" : "matrix", hasToo };
+  return { id: layout.injected ? "faults" : "matrix", hasToo };
 }
 
 function drawMatrix(app, shown) {
-  const parts = app.layouts.main.map((layout) => matrixOf(app, layout, shown)).filter((part) => part.length);
+  const parts = matricesOf(app, false, shown);
   byId("matrix-section").hidden = parts.length === 0;
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
   const counts = [...byId("matrix").querySelectorAll(".square small")].map((small) => small.textContent);
@@ -110,6 +29,12 @@ function drawMatrix(app, shown) {
       !app.complete && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."].filter(Boolean).join(""),
   ].filter(Boolean);
   if (notes.length) byId("matrix").append(el("p", { class: "note" }, notes.join(" ")));
+}
+
+// The matrices of runs with an injected fault, or of the others, as the data lay them out.
+function matricesOf(app, injected, shown) {
+  const layouts = app.matrices.filter((layout) => Boolean(layout.injected) === injected);
+  return layouts.map((layout) => matrixOf(app, layout, shown)).filter((part) => part.length);
 }
 
 // The matrix of the runs that belong to it, and its folded axes.
@@ -131,10 +56,9 @@ function matrixOf(app, layout, shown) {
     role: "grid", "aria-label": title, keydown: walk,
   }, el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
   table.querySelector(".square")?.setAttribute("tabindex", "0");
-  const folded = app.varying.filter((axis) => !placed.includes(axis) && distinguishes(runs, placed, axis));
   return [
     layout.scenarios && el("h3", {}, el("span", {}, "scenario "), visible(title)),
-    folded.length > 0 && el("p", { class: "note" }, `Folded: ${folded.join(", ")}. A square shows the worst of its runs.`),
+    layout.folded.length > 0 && el("p", { class: "note" }, `Folded: ${layout.folded.join(", ")}. A square shows the worst of its runs.`),
     scroller(null, table),
   ];
 }

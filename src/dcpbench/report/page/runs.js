@@ -46,10 +46,6 @@ function axesOf(names, runs) {
   }));
 }
 
-function varying(axes) {
-  return [...axes.keys()].filter((axis) => axes.get(axis).length > 1);
-}
-
 // The name of a column, or of a value of the environment, for a reader.
 function labelOf(name) {
   return { target_commit: "target commit", dcpbench_commit: "dcpbench commit" }[name] ?? name;

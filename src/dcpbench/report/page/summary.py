@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
+from dcpbench.analysis.cell_identity import identity_keys, names_of_cells, with_cells
 from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, noun, ok, outcomes, planned, records, short_names
@@ -66,7 +66,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     cells = with_cells(frame, identity_keys(both))
     worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
     rows = {key: int(row) for key, row in zip(worst["key"], worst.index, strict=True)}
-    names = dict(zip(found.cells.index, cell_names(found.cells, without="-"), strict=True))
+    names = dict(zip(found.cells.index, names_of_cells(found.cells), strict=True))
     changed = found.statuses[found.statuses["change"] != SAME]
     statuses = [
         {
