@@ -20,9 +20,9 @@ from dcpbench.executors.interpreters import Versions, versions_of
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.shared_gpus import nccl_can_share, ranks_per_gpu
 from dcpbench.rank.messages import Backend, WorldKind
+from dcpbench.records.row import shared_gpu_sentences
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.plan import Plan, PlannedCell, identity_of, plan_of
-from dcpbench.sweep.resources import shared_gpu_sentences
+from dcpbench.sweep.plan import PlannedCell, identity_of, plan_of
 from dcpbench.sweep.validity import resolve
 from support.alone import config
 from support.commands import python
@@ -100,7 +100,9 @@ def test_sharing_ranks_configure_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         "NCCL_MAX_CTAS": "8",
     }, "variables set by the user are kept"
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "nccl")
-    assert shared_gpu_sentences(Plan([job], machine(1))) == ["4 ranks share 1 GPU (NCCL 2.30.7)"]
+    assert shared_gpu_sentences([job.columns], [NEW]) == [
+        "4 ranks per GPU (NCCL 2.30.7): NVLink and peer copies are not tested"
+    ]
 
 
 @pytest.mark.parametrize("nccl", [OLD, NEW])
@@ -109,7 +111,7 @@ def test_ranks_with_separate_gpus_do_not_share(nccl: str) -> None:
     assert job.skip is None
     assert job.kinds == (WorldKind(4, "cuda", True),)
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (1, "nccl")
-    assert shared_gpu_sentences(Plan([job], machine(4, nccl))) == []
+    assert shared_gpu_sentences([job.columns], [nccl]) == []
 
 
 def test_only_the_stage_with_too_many_ranks_shares() -> None:
@@ -127,8 +129,8 @@ def test_older_nccl_is_replaced_by_gloo(parallel: str) -> None:
     assert job.skip is None
     assert job.kinds == (WorldKind(4, "cuda", True, backend=Backend.gloo),)
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "gloo")
-    assert shared_gpu_sentences(Plan([job], machine(1, OLD))) == [
-        "4 ranks share 1 GPU (gloo, because NCCL is 2.28.9)"
+    assert shared_gpu_sentences([job.columns], [OLD]) == [
+        "4 ranks per GPU (gloo; NCCL is 2.28.9): NCCL, NVLink and peer copies are not tested"
     ]
 
 

@@ -175,10 +175,10 @@ def test_changes_since_the_sweep_before_are_listed(show: Callable[..., Browser])
     browser = show([*now, failing(), cell("hsdp")], before=old)
     lines = [one.text.split("\n") for one in browser.all("#changes tbody tr")]
     texts = [" ".join(line) for line in lines]
-    assert "newly failing fsdp pass \u2192 fail" in texts
-    assert "newly passing hsdp fail \u2192 pass" in texts
-    assert "save_s slower ddp 0.200 s \u2192 0.300 s" in texts
-    assert texts.index("newly passing hsdp fail \u2192 pass") == len(texts) - 1
+    assert "newly failing parallel=fsdp pass \u2192 fail" in texts
+    assert "newly passing parallel=hsdp fail \u2192 pass" in texts
+    assert "save_s slower parallel=ddp 0.200 s \u2192 0.300 s" in texts
+    assert texts.index("newly passing parallel=hsdp fail \u2192 pass") == len(texts) - 1
     against = browser.text("#against")
     assert against.startswith("Compared with before (run on 2026-11-19): 1 newly failing, 1 newly passing, ")
     assert "torch 2.12.0 \u2192 2.13.0" in against

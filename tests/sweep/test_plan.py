@@ -15,8 +15,7 @@ from rich.console import Console
 
 from conftest import SMALL, TESTS, Finished, blocks, environment, plan_sweep, tiered
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ParallelConfig, ScenarioConfig, Sharing, StorageConfig
-from dcpbench.config.schema import Config
+from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.config.text import duration_text, size_text
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.store import append_row, keep_lines, read_lines
@@ -148,7 +147,7 @@ def test_progress_line_has_a_short_reason() -> None:
     assert told.getvalue() == "[1/1] fail a: model_equal: 0.weight differs by 0.5, rank 1\n"
 
 
-def test_progress_line_is_cut_and_names_a_cell_without_words() -> None:
+def test_progress_line_is_cut_and_names_a_cell_without_words(tmp_path: Path) -> None:
     told = io.StringIO()
     failed = row(status="error", cell="default", reason="x" * 1083, details={}, shared_cell_s=6.84)
     titles = {"default": "parallel=fsdp, 4 ranks"}
@@ -157,12 +156,8 @@ def test_progress_line_is_cut_and_names_a_cell_without_words() -> None:
         display.end(failed, lambda: None)
     cut = f"{'x' * 300} ... (1,083 characters)"
     assert told.getvalue() == f"[1/1] error parallel=fsdp, 4 ranks 6.8 s: {cut}\n"
-    parallel = ParallelConfig(name="fsdp", target="x.y")
-    config = Config(
-        ScenarioConfig(name="a", target="x.y"), parallel=parallel, world_size=4, device=Device.cpu
-    )
-    without_words = job(config)
-    assert Plan([without_words], NO_GPU).titles == {without_words.name: "parallel=fsdp"}
+    (without_words,) = jobs_in(tmp_path, "a")
+    assert Plan([without_words], NO_GPU).titles == {without_words.name: "parallel=ddp"}
 
 
 def test_words_of_all_cells_are_not_repeated(tmp_path: Path) -> None:
@@ -170,11 +165,11 @@ def test_words_of_all_cells_are_not_repeated(tmp_path: Path) -> None:
     jobs = [
         replace(job, overrides=own) for job, own in zip(jobs_in(tmp_path, "a", "b", "c"), words, strict=True)
     ]
-    assert [*Plan(jobs[:2], NO_GPU).titles.values()] == ["parallel=??? saves=1", "parallel=??? saves=2"]
+    assert [*Plan(jobs[:2], NO_GPU).titles.values()] == ["parallel=ddp saves=1", "parallel=ddp saves=2"]
     assert [*Plan(jobs, NO_GPU).titles.values()] == [
-        "parallel=??? saves=1 repeat=1",
-        "parallel=??? saves=2 repeat=1",
-        "parallel=???",
+        "parallel=ddp saves=1 repeat=1",
+        "parallel=ddp saves=2 repeat=1",
+        "parallel=ddp",
     ]
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from dcpbench.core.statuses import StatusSpec, shown
 from dcpbench.records import files
-from dcpbench.records.row import Row, column_types, dict_in, list_in
+from dcpbench.records.row import Row, column_types, dict_in, list_in, shared_gpu_sentences
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, ResultsError, parse, read_rows
 
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
@@ -42,6 +42,11 @@ class Sweeps:
         """Return the words of the command of a single sweep."""
         known = [one.get("arguments") for one in self.records.values()]
         return [*map(str, list_in(known[0]))] if len(known) == 1 else []
+
+    def shared_gpus(self, frame: pd.DataFrame) -> list[str]:
+        """Say how ranks share GPUs in some of the rows."""
+        rows = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
+        return shared_gpu_sentences(rows, (one.get("nccl") for one in self.environments.values()))
 
     def not_run(self) -> dict[str, list[str]]:
         """Return the cells of each sweep that have no row."""

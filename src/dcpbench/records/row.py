@@ -144,6 +144,24 @@ def cell_seconds(row: Row | Mapping[str, Any]) -> float | None:
     return seconds
 
 
+def shared_gpu_sentences(rows: Iterable[Mapping[str, Any]], nccl: Iterable[object]) -> list[str]:
+    """Say how ranks share GPUs in some rows, and what that does not test.
+
+    Args:
+        nccl: the version of NCCL on each machine, if it is known.
+    """
+    versions = ", ".join(dict.fromkeys(str(version) for version in nccl if version))
+    texts = {
+        "gloo": f"(gloo; NCCL is {versions or 'missing'}): NCCL, NVLink",
+        "nccl": f"(NCCL {versions}): NVLink",
+    }
+    how = {(ranks, row["backend"]) for row in rows if (ranks := row.get("ranks_per_gpu") or 0) > 1}
+    return [
+        f"{ranks} ranks per GPU {texts.get(backend, texts['nccl'])} and peer copies are not tested"
+        for ranks, backend in sorted(how)
+    ]
+
+
 NESTED = ("config", "details")
 """The keys of a flat row in addition to the columns; not in `results.csv`."""
 

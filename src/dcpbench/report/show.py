@@ -35,7 +35,6 @@ from dcpbench.report.tables import (
     headline,
     metric_pivot,
     pivot_axes,
-    shared_gpu_sentences,
     shown_metrics,
     status_pivot,
     summary,
@@ -159,7 +158,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []
     more += [_WHERE_TO_LOOK[noun(frame)]] if first["again"].ne("").any() else []
-    more += [*shared_gpu_sentences(frame, sweeps.environments.values()), *remarks(frame)]
+    more += [*sweeps.shared_gpus(frame), *remarks(frame)]
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
     return Content(

@@ -1,6 +1,6 @@
 """The tables of a report: one line per cell or injected fault, a pivot of many cells, and counts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,20 +96,6 @@ def counts(frame: pd.DataFrame) -> str:
     if frame["fault_seen"].notna().any():
         phrases.append(f"{_rate(frame['fault_seen'])} faults detected")
     return ", ".join(phrases)
-
-
-def shared_gpu_sentences(frame: pd.DataFrame, environments: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Say how ranks shared GPUs in these rows, and what that does not test."""
-    versions = ", ".join(dict.fromkeys(str(one["nccl"]) for one in environments if one.get("nccl")))
-    columns = frame[["ranks_per_gpu", "backend"]].drop_duplicates()
-    shared = records(columns[is_true(columns["ranks_per_gpu"] > 1)])
-    how = {(row["ranks_per_gpu"], row["backend"]) for row in shared}
-    return [
-        f"{ranks} ranks shared each GPU (gloo): NCCL, NVLink and peer copies were not tested"
-        if backend == "gloo"
-        else f"{ranks} ranks shared each GPU (NCCL {versions}): NVLink and peer copies were not tested"
-        for ranks, backend in sorted(how)
-    ]
 
 
 def detection(frame: pd.DataFrame) -> pd.DataFrame:

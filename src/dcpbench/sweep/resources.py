@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from dcpbench.config.groups import Sharing, StorageConfig
-from dcpbench.config.text import counted, size_text
+from dcpbench.config.text import size_text
 from dcpbench.executors import shared_gpus
 from dcpbench.records import files
 from dcpbench.records.row import Row, cell_seconds
-from dcpbench.sweep.plan import Plan, PlannedCell
+from dcpbench.sweep.plan import PlannedCell
 
 _AT_ONCE = {"cuda": 4, "cpu": 16}
 """The largest number of cells that share GPUs, or a CPU, where only their verdicts matter."""
@@ -54,18 +54,6 @@ def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -
         found = [everywhere]
     runs = sum(1 for cell in cells if not cell.skip)
     return found[: max(1, runs)]
-
-
-def shared_gpu_sentences(plan: Plan) -> list[str]:
-    """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so, or with
-    gloo if that NCCL does not support it."""
-    sharing = {cell.world_size for cell in plan.cells if cell.shares_gpus}
-    if not sharing:
-        return []
-    nccl, gpus = plan.machine.nccl, counted(plan.machine.gpus, "GPU")
-    can_share = shared_gpus.nccl_can_share(nccl)
-    backend = f"NCCL {nccl}" if can_share else f"gloo, because NCCL is {nccl or 'missing'}"
-    return [f"{ranks} ranks share {gpus} ({backend})" for ranks in sorted(sharing)]
 
 
 class Times:

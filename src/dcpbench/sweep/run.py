@@ -20,7 +20,7 @@ from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
-from dcpbench.records.row import INTERRUPTED
+from dcpbench.records.row import INTERRUPTED, shared_gpu_sentences
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.cells import SweepCell, cells_of
 from dcpbench.sweep.composer import Composer
@@ -30,7 +30,6 @@ from dcpbench.sweep.matrix import words_of_cells
 from dcpbench.sweep.plan import Plan, part_numbers, part_of, plan_of
 from dcpbench.sweep.progress import cells_sentence, ranks_sentence, say
 from dcpbench.sweep.request import Request
-from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.signals import interrupted
 
 _MANY = 50
@@ -129,7 +128,8 @@ def _begun_sweep(
     """Begin or resume a sweep in its folder. Return its driver, and import meanwhile what shows its rows."""
     valid = folder.valid_rows(plan.cells, request.options.rerun_failed)
     left = replace(plan, cells=[cell for cell in plan.cells if cell.run not in valid.lines])
-    say(console, *valid.sentences(len(plan.cells)), *shared_gpu_sentences(plan))
+    shared = shared_gpu_sentences((cell.columns for cell in plan.cells), [plan.machine.nccl])
+    say(console, *valid.sentences(len(plan.cells)), *shared)
     with console.status("importing the workloads"):  # on a terminal
         _refuse_unusable_targets(left, engine)
     say(console, *folder.begin(plan.cells, valid, request.base))

@@ -11,8 +11,8 @@ import pandas as pd
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.differing import axes_that_differ, cell_names, matrices
-from dcpbench.analysis.frame import Sweeps, outcomes, records
-from dcpbench.analysis.runs import commands, seen_by, without_numbers
+from dcpbench.analysis.frame import Sweeps, noun, outcomes, records
+from dcpbench.analysis.runs import commands, names_of, seen_by, without_numbers
 from dcpbench.code.sources import recorded
 from dcpbench.config.text import clipped
 from dcpbench.core.axes import AXES
@@ -92,7 +92,7 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     places = pd.factorize(pd.Series([*zip(*axes.values(), strict=True)], dtype=object))[0]
     values |= {
         "key": [f"{row['sweep']}/{row['cell']}" if several else str(row["cell"]) for row in rows],
-        "name": cell_names(axes),
+        "name": names_of(frame).tolist() if noun(frame) == "stop" else cell_names(axes),
         "number": run_numbers(places.tolist(), labels),
         "shown": [spec.name for spec in shown],
         "ok": [spec.ok for spec in shown],

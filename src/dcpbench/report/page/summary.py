@@ -21,7 +21,6 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
 from dcpbench.records.row import WRONG_CONFIGURATION, cell_seconds, dict_in, list_in
 from dcpbench.report.document import quantity
-from dcpbench.report.tables import shared_gpu_sentences
 
 _LISTED = 300
 _NAMED = 20
@@ -172,7 +171,7 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
         )
         yield duration_text(spent_s) if spent_s > 0 and noun(frame) == "cell" else ""
     yield _all_of("", map(_machine, known))
-    yield from shared_gpu_sentences(frame, known)
+    yield from sweeps.shared_gpus(frame)
     for column, name in COMMITS.items():
         yield _all_of(f"{name} ", map(short, frame[column].dropna()))
 
