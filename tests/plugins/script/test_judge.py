@@ -299,6 +299,31 @@ def test_a_stage_of_an_upload_is_no_checkpoint(tmp_path: Path, uploads_last: boo
     assert (found.word, found.loaded) == (word, 4), found.reason
 
 
+@pytest.mark.parametrize(("thread", "word"), [({"thread": 1}, "exact"), ({}, "older")])
+def test_pointer_to_an_upload(tmp_path: Path, thread: dict[str, int], word: str) -> None:
+    """It is written when the upload is known to have ended: at the next save. One to a save that has ended
+    when it returns is late."""
+    writer = Writer()
+    for step in range(1, 13):
+        writer.step(step)
+        if step % 4 == 0:
+            if step > 4:
+                writer.event("open", path="latest")
+            content = {"model.a": 101 + step, "ema.a": 10 + step, "step": f"={step}"}
+            writer.event("save", path=f"step-{step}", content=content)
+            writer.event("open", path=f"step-{step}/0")
+            writer.event("saved", path=f"step-{step}", **thread)
+    writer.event("open", path="latest")
+    frozen = recorded(tmp_path / "a", [writer])
+    resumed = Writer()
+    resumed.event("read", path="latest")
+    resumed.event("load", path="step-4")
+    for step in range(5, 13):
+        resumed.step(step)
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [resumed]), runs(frozen))
+    assert (found.word, found.loaded) == (word, 4), found.reason
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_start_proves_nothing_where_no_save_is_known(tmp_path: Path, saves: bool) -> None:
     writer = Writer()

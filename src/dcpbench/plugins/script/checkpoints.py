@@ -27,7 +27,7 @@ _WORDS = re.compile(r"[A-Za-z0-9]+")
 @dataclass(eq=False)
 class Save:
     """A call that saves: its process and path, after how many steps, the values, when it began and ended, and
-    whether another thread than that of the steps made it."""
+    whether another thread than that of the steps made, or ended, it."""
 
     process: str
     path: str
@@ -36,6 +36,7 @@ class Save:
     began: float
     ended: float = math.inf
     by_thread: bool = False
+    is_upload: bool = False
 
     def is_in_flight(self, time: float) -> bool:
         """Tell whether it has begun and not ended; never, if the process was killed in it."""
@@ -94,7 +95,8 @@ class Disk:
                 if path == ELSEWHERE:
                     elsewhere[process] = save
             elif kind == "saved" and (process, path) in active:
-                active.pop((process, path)).ended = time
+                save = active.pop((process, path))
+                save.ended, save.is_upload = time, "thread" in event
             elif kind == "open":
                 around = [save for save in active.values() if is_in(path, save.path)]
                 save_of = around[-1] if around else elsewhere.pop(process, None)
@@ -213,6 +215,9 @@ class Family:
     ) -> None:
         self._time, self._opened, self._cut, self._state = time, opened, cut, state
         self._classes = _classes(disk.versions, known.versions)
+        self._uploads = sorted(
+            (save.ended, save.date) for save in (*known.saves, *disk.saves) if save.is_upload
+        )
         for of in self._classes:
             of.publish({folded(path) for version in disk.versions for path in version.paths_at(time)
                         if self._is_opened(path)}, known.versions)  # fmt: skip
@@ -271,6 +276,9 @@ class Family:
         if not families:
             return []
         dates = max(families, key=fits)
+        for of in opened:
+            if not of.size and not {*dates[:-1]} <= {*of.dates}:
+                of.follow(self._uploads)
         # A file without a state, such as a pointer or a scheduler's, is part if it is written each time.
         return families[dates] + [
             of
@@ -332,6 +340,20 @@ class _Class:
         """How many values a version contains."""
         self.least = min([len(self.files(both[date])) for date in self.dates[:-1]] or [1])
         """How many files each checkpoint has, but perhaps for the last, which can be in flight."""
+
+    def follow(self, uploads: Sequence[tuple[float, int]]) -> None:
+        """Date the files by the last of these uploads, by their ends and dates, that had ended before: a
+        pointer can be written as late as at the next save."""
+
+        def of_upload(dates: Mapping[int, Sequence[Version]]) -> dict[int, list[Version]]:
+            found: defaultdict[int, list[Version]] = defaultdict(list)
+            for version in (version for versions in dates.values() for version in versions):
+                ended = [date for end, date in uploads if end <= version.paths[0][1]]
+                found[ended[-1] if ended else version.date].append(version)
+            return found
+
+        self.own = of_upload(self.own)
+        self.dates = sorted(of_upload(_by_date(self._versions)))
 
     def paths_at(self, time: float) -> list[str]:
         """Return the paths of the stopped run's versions at a time."""
