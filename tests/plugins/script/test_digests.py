@@ -56,3 +56,12 @@ def test_a_digest_is_of_the_tensor_alone(digests: Any) -> None:
     together = numbers(digests._sums(words))
     assert numbers(digests._sums(words[::-1])) == together[::-1]
     assert [int(digests._sums([other])[0]) for other in words] == together
+
+
+def test_samples_have_a_digest_each(digests: Any) -> None:
+    batch = torch.arange(24).view(4, 3, 2)[[1, 0, 1, 3]]
+    first, second, third, fourth = digests.rows([[batch], {}])
+    assert first == third
+    assert len({first, second, fourth}) == 3
+    assert digests.rows([[torch.tensor(3.0)], {"x": batch.bool()}]) != []
+    assert digests.rows([[torch.zeros(10_000, 2)], {}]) == []

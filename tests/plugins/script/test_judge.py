@@ -410,3 +410,29 @@ def test_resume_that_would_change_a_file_of_the_user_is_not_judged(tmp_path: Pat
         "vacuous",
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("order", "cost"),
+    [
+        ([1, 2, 3, 4], "; 4 of 12 samples of this epoch are seen twice, 4 never"),
+        ([11, 9, 12, 10], "; each sample of this epoch is seen once: only their order differs"),
+        ([91, 92, 93, 94], ""),
+    ],
+)
+def test_lost_position_says_what_it_costs(tmp_path: Path, order: list[int], cost: str) -> None:
+    """Epochs have six steps of two samples; the run loads step 8, the second of an epoch."""
+    frozen, resumed = Writer().train(1, 12), Writer()
+    resumed.event("load", path="step-8.pt")
+    resumed.train(
+        9, 12, {step: {"batch": [800 + of % 6]} for step, of in zip(range(9, 13), order, strict=True)}
+    )
+    for writer, numbers in ((frozen, range(1, 13)), (resumed, order)):
+        steps = [event for event in writer.events if event["e"] == "step"]
+        for step, number in zip(steps, numbers, strict=True):
+            first = 2 * ((number - 1) % 6) if number < 90 else number
+            step["parts"]["rows"] = {"0 0": first, "0 1": first + 1}
+    run = recorded(tmp_path / "frozen", [frozen])
+    verdict = judge(stopped_at(run, 11), recorded(tmp_path / "resumed", [resumed]), runs(run))
+    assert verdict.reason.startswith("step 9, rank 0: the batch is that of ")
+    assert verdict.reason.partition(";")[2] == cost.partition(";")[2], verdict.reason

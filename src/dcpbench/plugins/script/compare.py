@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
-from itertools import pairwise
+from itertools import chain, pairwise, zip_longest
 from typing import Any
 
 import yaml
@@ -215,6 +215,22 @@ class Compared:
         mine = self.actual[rank][0]["parts"].get(HINT, {})
         return any(name in self.generators and mine.get(name) == value for name, value in others.items())
 
+    def lost_samples(self) -> str:
+        """Return how many samples of the epoch are seen twice after the resume, and how many never; empty if
+        samples are not known, as where they are augmented."""
+        expected, actual = _samples(self.steps.values()), _samples(self.actual.values())
+        begins = _epochs(expected)
+        first = max(begin for begin in begins if begin <= self._place)
+        last = min((begin for begin in begins if begin > self._place), default=len(expected))
+        seen, left = {*chain(*expected[first : self._place])}, {*chain(*expected[self._place : last])}
+        resumed = {*chain(*actual[: [*_epochs(actual)[1:], len(actual)][0]])}
+        twice, never = len(resumed & seen), len(left - resumed)
+        if not resumed & (seen | left):
+            return ""
+        if not twice and not never:
+            return "; each sample of this epoch is seen once: only their order differs"
+        return f"; {twice} of {len(seen | left)} samples of this epoch are seen twice, {never} never"
+
     def kinds(self) -> dict[str, int]:
         """Return how many values of each kind were compared at the first step that was recorded for it."""
         counts: dict[str, int] = {}
@@ -273,6 +289,23 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
                 if names and kind in ORDER
             ]
     return min(found, key=lambda difference: difference.place, default=None)
+
+
+def _samples(ranks: Iterable[Sequence[Event]]) -> list[set[int]]:
+    """Return the digests of the samples of each step, of all ranks."""
+    steps = zip_longest(*ranks, fillvalue={"parts": {}})
+    return [{value for step in of for value in step["parts"].get("rows", {}).values()} for of in steps]
+
+
+def _epochs(samples: Sequence[set[int]]) -> list[int]:
+    """Return where epochs begin: at steps most of whose samples were seen before in the epoch."""
+    begins, seen = [0], set[int]()
+    for place, of in enumerate(samples):
+        if 2 * len(of & seen) > len(of):
+            begins.append(place)
+            seen = set()
+        seen |= of
+    return begins
 
 
 def used_generators(steps: Sequence[Event]) -> set[str]:

@@ -403,7 +403,8 @@ def _explained(
             if other != kind and other not in ("loss", "gradients", "saved", "steps")]  # fmt: skip
     also += [f"generator of {name}" for name in generators] if first and kind in LOADED else []
     beside = f"; also: {', '.join(also)}" if also else ""
-    text = when + where + KINDS[kind]["text"].format(**facts) + beside
+    lost = compared.lost_samples() if kind == "batch" and first else ""
+    text = when + where + KINDS[kind]["text"].format(**facts) + lost + beside
     return text, likely_cause(KINDS[kind]["likely"], facts)
 
 

@@ -15,6 +15,7 @@ Parts = dict[str, dict[str, Any]]
 _CHUNK = 1 << 22
 """How many words are multiplied at a time: a device can have little memory to spare."""
 _SMALL = 1 << 14
+_MOST_ROWS = 512
 _MOST_VALUES = 20_000
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -61,6 +62,27 @@ def _sums(tensors: list[torch.Tensor]) -> list[Any]:
         )
         for words in tensors
     ]
+
+
+def rows(value: Any) -> list[Any]:
+    """Return a digest of each sample of a batch, not fetched yet: of each row of its first tensor that has
+    rows; none if there are many, or large ones."""
+    tensors = (
+        leaf for _, leaf in islice(leaves(value), _MOST_VALUES) if torch.is_tensor(leaf) and leaf.dim()
+    )
+    tensor = next(tensors, None)
+    if tensor is None or not tensor.numel() or tensor.numel() > _CHUNK or len(tensor) > _MOST_ROWS:
+        return []
+    plain = getattr(tensor, "_local_tensor", tensor).detach()
+    if plain.layout is not torch.strided or plain.is_complex() or plain.device.type == "meta":
+        return []
+    words = plain.reshape(len(plain), -1).contiguous().view(_INTEGERS[plain.element_size()])
+    if words.device.type == "cpu":
+        size, begin = words.shape[1] * words.element_size(), words.data_ptr()
+        return [
+            zlib.crc32((ctypes.c_char * size).from_address(begin + size * row)) for row in range(len(words))
+        ]
+    return list((words * _weights(words.device)[: words.shape[1]]).sum(1).unbind())
 
 
 def fetched(parts: Parts) -> Parts:

@@ -20,7 +20,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
-from .digests import Parts, digests, fetched, held, leaves
+from .digests import Parts, digests, fetched, held, leaves, rows
 from .log import Log
 
 _WRAPPERS = re.compile(
@@ -49,6 +49,7 @@ class Steps:
     def _begin(self) -> None:
         self._calls = 0
         self._parts: Parts = {"generators": {}, "buffers": {}, "modes": {}, "batch": {}, "loss": {}}
+        self._parts["rows"] = {}
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the input of an outermost call of a module with parameters."""
@@ -71,6 +72,9 @@ class Steps:
         for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
             if not isinstance(value, str):
                 self._parts["batch"][key] = value
+        self._parts["rows"] |= {
+            f"{self._calls} {place}": row for place, row in enumerate(rows([args, kwargs]))
+        }
         self._calls += 1
 
     def registered(self, parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
