@@ -1,5 +1,6 @@
 """The command on real scripts: what it prints, writes and leaves."""
 
+import io
 import os
 import shutil
 import sys
@@ -7,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from conftest import TESTS, Finished, dcpbench
+from dcpbench.plugins.script.run import Command
+from dcpbench.plugins.script.script import Check
 from dcpbench.plugins.script.stops import checked_stop
 from dcpbench.records.store import read_rows
 from support.browser import Browser
@@ -316,3 +320,14 @@ def test_long_jobs_end_after_saves(tmp_path: Path) -> None:
     assert (ended.status, "torch has the seed 7; " in ended.out) == (0, True), ended.out + ended.err
     assert "6 runs would follow" in ended.out
     assert "1 optimizer, the first of 2 weights" in ended.out
+
+
+def test_terminal_breaks_lines_between_words(tmp_path: Path) -> None:
+    """Except for a command, which is to be copied."""
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    check = Check(Command(["true"], tmp_path, tmp_path / "x"), [], tmp_path / "x", console)
+    check._print("likely: the optimizer's state is not restored: it is not saved")
+    check._print("after a repair: dcpbench script --again a/folder/of/results", to_copy=True)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[:2] == ["likely: the optimizer's state is not", "restored: it is not saved"]
+    assert lines[2] == "after a repair: dcpbench script --again a/folder/of/results"
