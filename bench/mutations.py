@@ -18,6 +18,36 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "{name: name in reported for name, here in compared.items() if here}",
         "{name: True for name, here in compared.items() if here}",
     ),
+    "training shared by all cells": (
+        "cell/uninterrupted.py",
+        "any(cell.world.gathered(kept is None or kept.digest != digest))",
+        "any(cell.world.gathered(kept is None))",
+    ),
+    "every key concerns saving": (
+        "config/schema.py",
+        "if not item.metadata.get(OF_SAVING)]",
+        "if False]",
+    ),
+    "wrong training shared": (
+        "cell/uninterrupted.py",
+        "    if any(of_check.count for of_check in verdict.values()):\n",
+        "    if False:\n",
+    ),
+    "failures judged by another cell's run": (
+        "cell/uninterrupted.py",
+        "    if differs:\n",
+        "    if False:\n",
+    ),
+    "wrong shared run stays": (
+        "cell/uninterrupted.py",
+        "        if any(cell.world.gathered(bool(names))):\n",
+        "        if False:\n",
+    ),
+    "a rank decides alone": (
+        "cell/uninterrupted.py",
+        "shared and any(cell.world.gathered(any(one.found for one in compared)))",
+        "shared and any(one.found for one in compared)",
+    ),
     "controls of losses always true": (
         "verify/training.py",
         "is_usable and name in reported for",

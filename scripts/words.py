@@ -38,7 +38,7 @@ LIMITS = {
     "docs/findings/index.md": 930,
     "docs/findings": 9_790,
     "docs/results": 1_900,
-    "docs": 21_850,
+    "docs": 21_890,
 }
 """The most words of a page, or of the pages below a folder together, counted as `wc -w` does; those of `docs`
 without the other folders and the generated reference."""

@@ -163,6 +163,27 @@ def test_times_of_shared_gpus_stay_apart(
     assert "slower" in verdicts(four, again)
 
 
+def test_costs_of_all_that_a_cell_does_need_the_same_training(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = {"training_from": "another"}
+    own = sweep("own", *measured(1, cell_s=4.0, verify_s=2.0, peak_host_bytes=400))
+    less = {"cell_s": 1.0, "verify_s": 0.5, "peak_host_bytes": 100}
+    sharing = sweep("sharing", *measured(2, slower=2, **less, **shared))
+    again = sweep(
+        "again", *measured(3, slower=2, **{name: 4 * value for name, value in less.items()}, **shared)
+    )
+
+    def verdicts(one: Path, other: Path, metric: str) -> set[str]:
+        told = lines(capsys, one, other, "--metric", metric)
+        return {line["verdict"] for line in told if line["metric"] == metric}
+
+    for metric in less:
+        assert verdicts(own, sharing, metric) == {"not measured"}
+        assert verdicts(sharing, again, metric) & {"slower", "larger"}
+    assert "slower" in verdicts(own, sharing, "save_s")
+
+
 @pytest.mark.slow
 def test_equal_sweeps_cause_no_false_alarms(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]

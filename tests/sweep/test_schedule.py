@@ -8,11 +8,11 @@ from unittest import mock
 import pytest
 
 from conftest import SMALL, Finished, alive_in
-from dcpbench.config.groups import Device, ModelConfig, ScenarioConfig, Sharing
+from dcpbench.config.groups import Device, ModelConfig, SaveConfig, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.sweep.plan import PlannedCell
-from dcpbench.sweep.resources import places, stretches
+from dcpbench.sweep.resources import by_training, places, stretches
 from support.jobs import job as a_job
 
 
@@ -42,6 +42,18 @@ def test_cells_with_separate_gpus_run_at_once(
     assert places([job(size, sharing)] * 5, gpus=4) == expected
     assert places([job(size, sharing)], gpus=4) == expected[:1], "no more workers than cells"
     assert len(places([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
+
+
+def test_cells_that_train_the_same_run_are_together() -> None:
+    def cell(seed: int, save: str, repeat: int = 0) -> PlannedCell:
+        config = replace(job(2, "none").config, seed=seed, save=SaveConfig(name=save), repeat=repeat)
+        return a_job(config)
+
+    cells = [
+        *(cell(0, "sync"), cell(1, "sync"), cell(0, "async"), cell(1, "async")),
+        *(cell(0, "sync", 1), cell(1, "sync", 1), cell(0, "async", 1), cell(1, "async", 1)),
+    ]
+    assert [cells.index(one) for one in by_training(cells)] == [0, 2, 1, 3, 4, 5, 6, 7], "repeats stay apart"
 
 
 def test_cells_of_several_hosts_run_one_by_one() -> None:

@@ -128,8 +128,8 @@ def history(
     frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), identity_keys(rows))
     kind_of_row = [SEVERITY[spec.name] for spec in outcomes(frame)]
     frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_of_row)
-    times = [name for name in metrics if name in METRICS and METRICS[name].unit == "s"]
-    frame[times] = frame[times].where(run_alike(frame, frame), axis=0)
+    for name in filter(METRICS.__contains__, metrics):
+        frame[name] = frame[name].where(run_alike(frame, frame, name))
     runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])
     worst = runs["kind"].min()
     kinds = worst.unstack().reindex(columns=range(len(shown))).fillna(ABSENT).to_numpy(dtype=np.int8)

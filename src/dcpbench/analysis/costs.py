@@ -20,6 +20,9 @@ LEAST_EFFECT = 0.05
 DRIFT = 0.03
 """How much all costs of two equal sweeps can differ, if there are too few sweeps to measure it."""
 LEAST_RUNS = 3
+_WHOLE = {"cell_s", "peak_device_bytes", "peak_host_bytes"}
+_WHOLE |= {spec.name for spec in METRICS.values() if spec.whole_phase}
+"""Metrics of all that a cell does, of which another cell can do a part (`training_from`)."""
 _LEAST_FREEDOM = 4
 _SHARES = {"all": 0.5, "axis": 0.25, "cell": 0.25}
 """How the allowed false alarms are divided over the tests of all cells, of axis values, of single cells."""
@@ -43,13 +46,16 @@ def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
     return pd.Series(found, index=lines.index, dtype=bool)
 
 
-def run_alike(frame: pd.DataFrame, newest: pd.DataFrame) -> "pd.Series[bool]":
-    """Return which rows have times that can be compared with those of the `newest` row of their cell: ranks
-    that share GPUs take other times than ranks with a GPU each. Both frames have the column `key`."""
+def run_alike(frame: pd.DataFrame, newest: pd.DataFrame, metric: str) -> "pd.Series[bool]":
+    """Return which rows have values of a metric that can be compared with those of the `newest` row of their
+    cell: ranks that share GPUs take other times than ranks with a GPU each, and a cell that shares the
+    training of another takes less as a whole. Both frames have the column `key`."""
+    timed = METRICS[metric].unit == "s"
 
     def how(rows: pd.DataFrame) -> "pd.Series[str]":
         shared = rows["ranks_per_gpu"].fillna(1).astype(int)
-        return (shared.astype(str) + rows["backend"].fillna("")).where(shared > 1, "")
+        gpus = (shared.astype(str) + rows["backend"].fillna("")).where((shared > 1) & timed, "")
+        return gpus + (rows["training_from"].notna() & (metric in _WHOLE)).astype(str)
 
     wanted = how(newest).groupby(newest["key"]).last()
     return how(frame) == frame["key"].map(wanted)
@@ -67,11 +73,10 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, metrics: Sequence[str]) -> pd.Da
     if cells.empty:
         return pd.DataFrame(columns=COLUMNS)
     by_sweep = before["sweep"].nunique() + after["sweep"].nunique() - 2 >= _LEAST_FREEDOM
-    timed = before[run_alike(before, after)], after[run_alike(after, after)]
-    lines = [
-        _lines(metric, *(timed if METRICS[metric].unit == "s" else (before, after)), cells, by_sweep)
-        for metric in metrics
-    ]
+    lines = []
+    for metric in metrics:
+        old, new = (rows[run_alike(rows, after, metric)] for rows in (before, after))
+        lines.append(_lines(metric, old, new, cells, by_sweep))
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
     return _judged(table, 0.0 if by_sweep else DRIFT)

@@ -105,6 +105,7 @@ class Cell:
             second text is shown to the user.
         report: what this rank hands to the driver at the end.
         uploads: the saves in flight.
+        name: of the run of the cell.
         files: of each checkpoint, by its id, oldest first.
         saved: the live runs that were saved, by checkpoint id; no load may change them.
         ended: a copy of the state that they had after their last step, by checkpoint id.
@@ -124,6 +125,7 @@ class Cell:
     announce: Callable[..., None]
     report: RankReport
     uploads: Uploads
+    name: str = ""
     files: dict[str, KnownFiles] = field(default_factory=dict)
     saved: dict[str, Run] = field(default_factory=dict)
     ended: dict[str, State] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from dcpbench.cell.explained import (
 from dcpbench.cell.steps import Story, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import RESUMED, TWIN, Sides
+from dcpbench.core.mismatch import RESUMED, TWIN
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.verify.compare import Comparison
@@ -38,7 +38,6 @@ from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
-    State,
     as_judged,
     as_saved,
     before_a_step,
@@ -49,10 +48,6 @@ from dcpbench.workloads.run_state import (
     retained_state,
 )
 from dcpbench.workloads.saved_values import change_again
-
-HARMLESS = "save_harmless"
-"""The check that saves change nothing."""
-_SAVES: Sides = ("{} without saves", "{} with them")
 
 Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
@@ -109,14 +104,6 @@ def differing(expected: Mapping[str, str], actual: Mapping[str, str], how: str) 
     names = sorted(expected, key=lambda name: not expected[name].isdigit())
     texts = {name: (expected[name], actual.get(name, "absent")) for name in names}
     return {name: f"{before}, {how} {now}" for name, (before, now) in texts.items() if before != now}
-
-
-def compare_without_saves(cell: Cell, never: State, saved: State) -> None:
-    """Compare the final state of a run that never saved with that of the run that saved."""
-    with cell.phase("verify", "harmless"):
-        for part, leaves in never.items():
-            compared = compare_controlled(leaves, saved[part], proven=cell.proven("side_effect_free"))
-            cell.record(HARMLESS, compared, "in the run that saved", _SAVES)
 
 
 def verify_replicas(cell: Cell, run: Run) -> None:

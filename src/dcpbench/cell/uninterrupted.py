@@ -1,30 +1,48 @@
 """The run that never saves comes before the run that saves, which has to end in the same state. A user's
-trainer shows in it where its epochs end, where it ends itself, and how long the cell takes."""
+trainer shows in it where its epochs end, where it ends itself, and how long the cell takes.
 
+Cells on the same ranks that differ only in how they save share this run, and the verdict on its training. No
+failure is judged by another cell's run: if the run that saved ends in another state, the cell trains its
+own."""
+
+import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.steps import Story
 from dcpbench.config.schema import FEWEST_STEPS, Config
-from dcpbench.config.text import duration_text
+from dcpbench.config.text import duration_text, listed
+from dcpbench.core.metrics import Measurement
+from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import StatePart, text_of
+from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import retained
+from dcpbench.workloads import lockstep
 from dcpbench.workloads.attributes import changed_by_training, own_attributes
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     State,
+    differing_names,
+    digested_above,
     leave_out_attributes,
     only_generators,
     retained_state,
 )
 
+_HARMLESS = "save_harmless"
+"""The check that saves change nothing."""
+_SAVES: Sides = ("{} without saves", "{} with them")
+_KEPT_BYTES = 2**28
+"""Of a larger state only digests are kept for later cells."""
+_OF_TRAINING, _MEASURED = ("losses", "not_applied", "bounds"), ("twin_bytes", "gradient_bound_used")
+"""The fields of a report that training without saves fills in, by name; and its metrics."""
 _NEWEST = 10
 """The default step of a trainer's last regular save. The one before has fewer digits, so that a retention in
 the order of names as texts removes the newest checkpoint."""
@@ -38,6 +56,25 @@ _EPOCHS_WITHIN = LONGEST // 2
 """The most steps in which the end of a trainer's first epoch is looked for."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The run that never saves of an earlier cell on these ranks.
+
+    Args:
+        digest: cells with this `Config.training_digest` share it.
+        cell: the cell that trained it.
+        record: of the run.
+        found: of the cell's report, what its training has filled in.
+        measured: the metrics of its training other than times.
+    """
+
+    digest: str
+    cell: str
+    record: Story
+    found: Mapping[str, Mapping[str, Any]]
+    measured: Sequence[Measurement]
+
+
 def begin(
     cell: Cell, exactly: bool = False, prepare: Callable[[Run], None] | None = None
 ) -> tuple[Cell, Story]:
@@ -48,17 +85,71 @@ def begin(
         exactly: a trainer saves as often as the configuration asks for, and not for its epochs in addition.
         prepare: puts a new run into the state in which it begins.
     """
-    record = Story()
     if cell.config.own_trainer:
+        record = Story()
         cell = _train_trainer(cell, record, exactly)
-    else:
-        run = checks.train_without_saves(cell, record, cell.window.last, prepare)
-        record.losses += run.train_state.losses
-        with cell.phase("verify", "retained"):
-            record.states[cell.window.last] = retained_state(run)
-            record.unsaved_values[cell.window.last] = run.unsaved_values().texts
+        checks.unrestored_losses(cell, record)
+        return cell, record
+    digest = None if prepare else cell.config.training_digest
+    if digest is None:
+        return cell, _train(cell, prepare)
+    kept = cell.world.kept
+    if any(cell.world.gathered(kept is None or kept.digest != digest)):
+        cell.world.kept = None
+        record = _train(cell)
+        cell.world.kept = _kept(cell, digest, record)
+        return cell, record
+    for name, found in copy.deepcopy(kept.found).items():  # later steps add to it
+        getattr(cell.report, name).update(found)
+    cell.report.measurements += kept.measured
+    cell.report.training_from = kept.cell
+    return cell, kept.record
+
+
+def _train(cell: Cell, prepare: Callable[[Run], None] | None = None) -> Story:
+    """Train the run that never saves, and one that is never restored; return the record of the first."""
+    record, last = Story(), cell.window.last
+    run = checks.train_without_saves(cell, record, last, prepare)
+    record.losses += run.train_state.losses
+    with cell.phase("verify", "retained"):
+        record.states[last] = retained_state(run)
+        record.unsaved_values[last] = run.unsaved_values().texts
     checks.unrestored_losses(cell, record)
-    return cell, record
+    return record
+
+
+def _kept(cell: Cell, digest: str, record: Story) -> Kept | None:
+    """Return the run of a cell for later ones, None if this rank has found a mismatch in its training."""
+    report, state = cell.report, record.states[cell.window.last]
+    verdict = {check: report.checks[check] for check in lockstep.CHECKS if check in report.checks}
+    if any(of_check.count for of_check in verdict.values()):
+        return None
+    found = {"checks": verdict, **{name: getattr(report, name) for name in _OF_TRAINING}}
+    measured = [one for one in report.measurements if one.metric in _MEASURED]
+    record = replace(record, states={cell.window.last: digested_above(_KEPT_BYTES, state)})
+    return Kept(digest, cell.name, record, copy.deepcopy(found), measured)
+
+
+def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
+    """Train the cell's own run, which the run that saved is compared with, and return its record. If it ends
+    in another state than the kept one, the row says so, and the ranks are not used again."""
+    report, last = cell.report, cell.window.last
+    for name, found in kept.found.items():
+        for key in found:
+            getattr(report, name).pop(key, None)
+    report.measurements[:] = [one for one in report.measurements if one not in kept.measured]
+    report.training_from = None
+    record = _train(cell)
+    reference.unrestored = record.unrestored
+    reference.limits = replace(reference.limits, why_not_resumed=record.limits.why_not_resumed)
+    with cell.phase("verify", "harmless"):
+        own, other = record.states[last], kept.record.states[last]
+        if names := differing_names(other, own):
+            what = listed(sorted(map(text_of, names)))
+            report.left_behind.append(f"the run that never saves of {kept.cell} has another {what}")
+        if any(cell.world.gathered(bool(names))):
+            cell.world.kept = None
+    return record
 
 
 def train_and_save(cell: Cell, **saving: Any) -> Story:
@@ -94,9 +185,18 @@ def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
             why = (
                 f"the trainer does not repeat itself: before any save, the loss of step {other[0]} is another"
             )
-            cell.report.not_applied[checks.HARMLESS] = why
+            cell.report.not_applied[_HARMLESS] = why
             return
-    checks.compare_without_saves(cell, never, saved)
+    with cell.phase("verify", "harmless"):
+        proven, kept = cell.proven("side_effect_free"), cell.world.kept
+        compared = [compare_controlled(never[part], saved[part], proven=proven) for part in never]
+        shared = kept is not None and unsaved is kept.record
+        differs = shared and any(cell.world.gathered(any(one.found for one in compared)))
+    if differs:
+        compare(cell, _train_instead(cell, kept, reference), reference)
+        return
+    for one in compared:
+        cell.record(_HARMLESS, one, "in the run that saved", _SAVES)
 
 
 def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:

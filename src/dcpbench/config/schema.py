@@ -1,6 +1,6 @@
 """The configuration of a cell: the groups of `conf/` and single keys, each with its default and help."""
 
-from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -9,9 +9,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import SaveConfig, StateDictConfig
-from dcpbench.config.keys import how_run, key
+from dcpbench.config.keys import OF_SAVING, how_run, key, of_saving
 from dcpbench.core.axes import AXES
-from dcpbench.core.cell_key import HOW_RUN
+from dcpbench.core.cell_key import HOW_RUN, digest_of
 from dcpbench.core.plugins import load_plugins
 
 OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
@@ -54,16 +54,16 @@ class Config:
 
     scenario: groups.ScenarioConfig = field(default_factory=groups.ScenarioConfig)
     parallel: groups.ParallelConfig = field(default_factory=groups.ParallelConfig)
-    load_parallel: groups.ParallelConfig | None = None
+    load_parallel: groups.ParallelConfig | None = of_saving(None)
     model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
     optimizer: groups.OptimizerConfig = field(default_factory=groups.OptimizerConfig)
-    state_dict: StateDictConfig = field(default_factory=StateDictConfig)
+    state_dict: StateDictConfig = of_saving(StateDictConfig)
     scheduler: groups.SchedulerConfig = field(default_factory=groups.SchedulerConfig)
     component: groups.ComponentConfig = field(default_factory=groups.ComponentConfig)
-    load_into: groups.LoadIntoConfig = field(default_factory=groups.LoadIntoConfig)
-    checkpointer: groups.CheckpointerConfig = field(default_factory=groups.CheckpointerConfig)
-    save: SaveConfig = field(default_factory=SaveConfig)
-    storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
+    load_into: groups.LoadIntoConfig = of_saving(groups.LoadIntoConfig)
+    checkpointer: groups.CheckpointerConfig = of_saving(groups.CheckpointerConfig)
+    save: SaveConfig = of_saving(SaveConfig)
+    storage: groups.StorageConfig = of_saving(groups.StorageConfig)
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
     executor: groups.ExecutorConfig = key(
         groups.ExecutorConfig,
@@ -81,8 +81,8 @@ class Config:
     deterministic: bool = key(True, "false: allow kernels that sum in a varying order")
     device: groups.Device = groups.Device.auto
     world_size: int | str = "auto"
-    load_world_size: int | None = key(None, least=1)
-    load_python: str | None = key(
+    load_world_size: int | None = of_saving(None, least=1)
+    load_python: str | None = of_saving(
         None,
         "Python interpreter, with another torch, for processes that load and did not save, in a scenario "
         "that converts; null: this one",
@@ -102,17 +102,18 @@ class Config:
     save_at: int | None = key(
         None, "step of a further checkpoint; 0: before the optimizer has state", least=0
     )
-    overlap_saves: bool = key(False, "start each save before the previous one is complete")
+    overlap_saves: bool = of_saving(False, "start each save before the previous one is complete")
     restart: bool | None = how_run(
         None,
         "what loads and trains on is a new process of another interpreter than what has saved; null: where "
         "code of yours runs (workload.target, a plug-in) and with verify=deep, in save_load, chain, convert",
     )
-    raw: bool = how_run(
+    raw: bool = of_saving(
         False,
         "true: also write and read each checkpoint's bytes as plain files, a bound for save_s and load_s",
+        how_run=True,
     )
-    tolerance: groups.Tolerance = key(
+    tolerance: groups.Tolerance = of_saving(
         groups.Tolerance.standard,
         "for losses resumed under another layout: strict, standard",
     )
@@ -141,8 +142,10 @@ class Config:
         "the most ranks that share a GPU; a cell that needs more is skipped; null: as many as it needs",
         least=1,
     )
-    keep_checkpoints: groups.KeepCheckpoints = how_run(
-        groups.KeepCheckpoints.failed, "checkpoints to keep after their cell: none, failed, all"
+    keep_checkpoints: groups.KeepCheckpoints = of_saving(
+        groups.KeepCheckpoints.failed,
+        "checkpoints to keep after their cell: none, failed, all",
+        how_run=True,
     )
     known_failures: str | None = how_run(None, "YAML file of known failures; null: conf/known_failures.yaml")
 
@@ -216,6 +219,17 @@ class Config:
         """The last step of the uninterrupted run, which ends as long after the last checkpoint as a resumed
         one."""
         return self.save_steps[-1] + self.steps_after_load
+
+    @property
+    def training_digest(self) -> str | None:
+        """A digest of all keys but those that concern saving or loading alone: cells that have it train the
+        same run. None if a cell trains every run itself: with a user's code or a fault, a repeat or retry, or
+        on fresh ranks."""
+        warm = self.isolation is groups.Isolation.warm
+        if self.repeat or self.workload.target or self.fault.target or not warm:
+            return None
+        kept = [item.name for item in fields(self) if not item.metadata.get(OF_SAVING)]
+        return digest_of({name: getattr(self, name) for name in kept})
 
     def value_of(self, axis: str) -> str:
         """Return the value of an axis as it is written on the command line.

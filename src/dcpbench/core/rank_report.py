@@ -144,6 +144,7 @@ class RankReport:
         resumed: by the step of a checkpoint, the losses after it was loaded.
         steps: of a trainer, the steps after which it saves and how many it takes after a load, by column.
         skip: why the rank could not run the cell.
+        training_from: the cell on these ranks whose run that never saves it shares, with the verdict on that.
         not_applied: by check, why it was not run.
         left_out: by part of a check, why that was not compared.
         in_no_state_dict: by name, plain values that no state dict has and that differ after a resume; they
@@ -171,6 +172,7 @@ class RankReport:
     not_compiled: str | None = None
     graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None
+    training_from: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
     left_out: dict[CheckPart, str] = field(default_factory=dict)
     in_no_state_dict: dict[str, str] = field(default_factory=dict)
@@ -194,5 +196,7 @@ class RankReport:
             {"check": check, "name": name, "where": where, "why": why}
             for (check, name, where), why in self.left_out.items()
         ]
-        kept = {name: value for name, value in vars(self).items() if name not in elsewhere}
+        kept = {
+            name: value for name, value in vars(self).items() if name not in (*elsewhere, "training_from")
+        }
         return {**kept, "left_out": left_out}

@@ -100,7 +100,7 @@ def main(connection: Connection, spec: RankSpec) -> None:
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.send(UploadsInFlight(since)))
             report.imports = imported_since(modules, variables)
-            report.left_behind = left_behind(before, world.device)
+            report.left_behind += left_behind(before, world.device)
             rank.report = None  # if sending it fails, the error must not contain it
             rank.send(report)
             rank.phase = "between cells"

@@ -58,6 +58,7 @@ def run_cell(
                 announce,
                 report,
                 Uploads(uploads),
+                name=spec.run.cell,
                 synced=partial(synced_in, synced=synced),
                 endings=endings,
             )

@@ -54,6 +54,9 @@ class Row:
         "every check of saving and resuming passed and was able to fail; null where none was made"
     )
     training: bool | None = _column("the same for checks of training")
+    training_from: str | None = _column(
+        "the cell whose run that never saves it shares, with the verdict on training; null: its own"
+    )
     powered: bool | None = _column("every check has been shown, in this cell, to be able to fail")
     fault_seen: bool | None = _column("the injected fault was detected as expected; null without one")
     flaky: bool | None = _column("its retry had another status; null if it was not retried")

@@ -22,7 +22,7 @@ from dcpbench.records.store import ResultsError, read_rows, write_csv
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.progress import ProgressDisplay, say
-from dcpbench.sweep.resources import Times, places, stretches
+from dcpbench.sweep.resources import Times, by_training, places, stretches
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -66,7 +66,7 @@ class Sweep:
         done = len(self.plan.cells) - len(to_run)
         of_all = len(self.plan.cells), done, self.plan.titles
         with ProgressDisplay(self.console, *of_all) as display:
-            for together in stretches(to_run):
+            for together in stretches(by_training(to_run)):
                 self._run_together(together, display, left)
 
     def end(self) -> None:

@@ -20,6 +20,15 @@ _AT_ONCE = {"cuda": 4, "cpu": 16}
 """The largest number of cells that share GPUs, or a CPU, where only their verdicts matter."""
 
 
+def by_training(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
+    """Return the cells with those that train the same run one after another, at the place of the first: warm
+    ranks keep one such run at a time, for the cells that share it."""
+    first: dict[object, int] = {}
+    digests = [cell.config.training_digest or cell.run for cell in cells]
+    place = [first.setdefault(digest, number) for number, digest in enumerate(digests)]
+    return [cell for _, cell in sorted(zip(place, cells, strict=True), key=lambda pair: pair[0])]
+
+
 def stretches(cells: Iterable[PlannedCell]) -> list[list[PlannedCell]]:
     """Group cells by the ranks that they need, in the order of their first cell. Cells of a group can run at
     the same time, or on the same ranks. Cells whose times do not matter are in one group."""

@@ -86,7 +86,9 @@ def row_of(cell: PlannedCell, run: Attempt, shared: bool = False, flaky: bool | 
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     of_trainer: dict[str, Any] = next((report.steps for report in run.reports if report.steps), {})
     bounds: dict[str, Any] = next((report.bounds for report in run.reports if report.bounds), {})
+    shares = next((report.training_from for report in run.reports if report.training_from), None)
     about = {**cell.columns, **of_trainer, "flaky": flaky, "started_at": run.started_at}
+    about["training_from"] = shares
     flat = {**about, **columns, **verdict.checks, **metrics, **_losses(run.reports), **bounds}
     observed = (report for end in run.ends for report in end.observed)
     return _row(flat, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])

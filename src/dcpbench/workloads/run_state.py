@@ -18,6 +18,7 @@ from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     by_parameter,
+    digested,
     expected_of,
     named_parameters,
     named_parts,
@@ -68,6 +69,19 @@ def retained_state(run: Run) -> State:
 def retained_copy(state: State) -> State:
     """Return a copy of a state; large tensors become digests."""
     return {part: retained(leaves) for part, leaves in state.items()}
+
+
+def digested_above(nbytes: int, state: State) -> State:
+    """Return a copied state, with digests instead of tensors if these are larger together."""
+    tensors = (leaf for part in state.values() for leaf in part.values() if isinstance(leaf, TensorLeaf))
+    if sum(leaf.local.nbytes for leaf in tensors) <= nbytes:
+        return state
+    return {part: digested(leaves) for part, leaves in state.items()}
+
+
+def differing_names(state: State, other: State) -> list[Name]:
+    """Return the names of what differs in another state with the same parts; digests by content."""
+    return [name for part in state for name in state[part].keys() - same_leaves(state[part], other[part])]
 
 
 def as_judged(state: State, limits: Limits) -> State:
