@@ -82,6 +82,7 @@ def test_other_cells_train_themselves(name: str) -> None:
         cell_in(here)
         (report,) = cell_in(here, **values).reports
         assert report.training_from is None
+        assert not report.left_behind, "it was not even compared with the kept run"
     assert config(**{**SMALL, **values}).training_digest != config(**SMALL).training_digest
 
 
