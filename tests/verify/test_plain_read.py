@@ -14,6 +14,7 @@ import torch
 
 from dcpbench.core.mismatch import Problem
 from dcpbench.verify import plain_read, snapshot
+from dcpbench.verify.compare import SMALL_BYTES
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_whole, stored_in
 from dcpbench.verify.process_state import open_descriptors
@@ -176,9 +177,13 @@ def _as_if_large(archive: bytes) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.parametrize("most", [SMALL_BYTES, 0])
 @pytest.mark.parametrize("rewritten", [bytes, _as_if_large])
-def test_archive_is_read_from_a_range(rewritten: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    """Also a part of a larger storage, and beyond the first page."""
+def test_archive_is_read_from_a_range(
+    rewritten: Callable[[bytes], bytes], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a part of a larger storage, beyond the first page, and mapped."""
+    monkeypatch.setattr(plain_read, "SMALL_BYTES", most)
     nested = {"w": SMALL[1:3, ::2], "half": torch.full((), 3.0).bfloat16(), "step": 4}
     archive, path = rewritten(_archive(nested)), tmp_path / "file"
     path.write_bytes(bytes(5001) + archive + b"more")

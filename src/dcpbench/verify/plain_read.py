@@ -197,15 +197,18 @@ def stored_in(path: Path, offset: int = 0, length: int | None = None) -> Any:
     Raises:
         ValueError, struct.error: these bytes are not an archive of `torch.save`.
     """
-    with _mapped(path, offset, length) as archive:  # the unpickler would keep the file open
+    with _content(path, offset, length) as archive:  # the unpickler would keep the file open
         return _Records(archive, path, offset).load()
 
 
-def _mapped(path: Path, offset: int, length: int | None) -> memoryview:
-    """Map a range of a file, by default to its end."""
+def _content(path: Path, offset: int, length: int | None) -> memoryview:
+    """Return a range of a file, by default to its end; a large one is mapped, and read when it is used."""
     before = offset % ALLOCATIONGRANULARITY
     size = 0 if length is None else before + length
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
+        if length is not None and length <= SMALL_BYTES:
+            file.seek(offset)
+            return memoryview(bytearray(file.read(length)))
         mapped = mmap(file.fileno(), size, access=ACCESS_COPY, offset=offset - before)
     return memoryview(mapped)[before:]
 
@@ -214,7 +217,7 @@ def _elements(
     path: Path, begin: int, size: int, dtype: torch.dtype, sizes: Any, strides: Any, offset: int
 ) -> torch.Tensor:
     """Return the tensor in a record of a file."""
-    return torch.frombuffer(_mapped(path, begin, size), dtype=dtype).as_strided(sizes, strides, offset)
+    return torch.frombuffer(_content(path, begin, size), dtype=dtype).as_strided(sizes, strides, offset)
 
 
 def _header(kind: tuple[bytes, struct.Struct], archive: memoryview, at: int) -> tuple[int, ...]:
@@ -254,13 +257,13 @@ class _Records(pickle.Unpickler):
         self._archive, self._path, self._offset = archive, path, offset
         self._places = _places(archive)
         (pickled,) = (name for name in self._places if name[-9:] == "/data.pkl")
-        self._root, (begin, size) = pickled[:-9], self._content(pickled)
+        self._root, (begin, size) = pickled[:-9], self._place_of(pickled)
         content = bytes(archive[begin : begin + size])
         if zlib.crc32(content) != self._places[pickled][0]:
             raise ValueError(f"{pickled!r} has another CRC than its archive says")
         super().__init__(io.BytesIO(content))
 
-    def _content(self, name: str) -> tuple[int, int]:
+    def _place_of(self, name: str) -> tuple[int, int]:
         """Return offset and length of the bytes of a record, which is never compressed."""
         _, size, begin = self._places[name]
         return begin + _RECORD_SIZE + sum(_header(_RECORD, self._archive, begin)), size
@@ -288,7 +291,7 @@ class _Records(pickle.Unpickler):
     ) -> StoredChunk:
         """Return the chunk of a tensor; its dtype is in `others` if its storage has none."""
         dtypes = (other for other in others if isinstance(other, torch.dtype))
-        begin, size = self._content(storage[1])
+        begin, size = self._place_of(storage[1])
         place = self._path, self._offset + begin, size, next(dtypes, storage[0])
         read = partial(_elements, *place, tuple(sizes), strides, offset)
         return StoredChunk((0,) * len(sizes), tuple(sizes), read)
