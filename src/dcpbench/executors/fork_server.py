@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -245,13 +246,15 @@ def probe(
     Raises:
         ConfigError: the process exited or did not answer, or `nccl` cannot be loaded.
     """
+    began, late = time.monotonic(), f"torch was not imported within {_ANSWER_LIMIT_S:.0f} s"
     try:
         here, _ = start(context, _PROBE, also, daemon=True)  # it ends with this process
         if not here.poll(_ANSWER_LIMIT_S):
-            raise ConfigError(f"torch did not answer within {_ANSWER_LIMIT_S:.0f} s of its import")
+            raise ConfigError(late)
         description = here.recv()
-    except EOFError:
-        raise ConfigError("torch cannot be imported here; see the error above") from None
+    except (EOFError, ConnectionError):
+        is_late = time.monotonic() - began > _ANSWER_LIMIT_S  # then the server was ended
+        raise ConfigError(late if is_late else "torch cannot be imported here; see the error above") from None
     if error := description.pop("nccl_error"):
         raise ConfigError(error)
     return description, here
