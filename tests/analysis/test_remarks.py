@@ -53,9 +53,9 @@ def test_known_failures_say_whose_they_are(tmp_path: Path) -> None:
         "checks": {"model_equal": {"worst": [{"name": "norm.mean"}, {"name": "norm.var"}]}},
     }
     values: dict[str, Any] = {"status": "xfail", "model_equal": False, "resume": False, "details": details}
-    folder = folder_with(
-        tmp_path / "sweep", mine("a.b", **values), mine("dummy", **values), mine("short", **values)
-    )
+    of_users = {**values, "details": {**details, "known_failures": [["mine", "it rounds", None]]}}
+    rows = mine("a.b", **values), mine("dummy", **values), mine("short", **values), mine("tied", **of_users)
+    folder = folder_with(tmp_path / "sweep", *rows)
     assert remarks(read_sweeps([folder]).frame) == [
         "1 xfail of your own model, not resumed exactly: norm.mean, norm.var differ; torn: torch tears; "
         "way out: none (docs/torn.md)",

@@ -164,7 +164,7 @@ def remarks(frame: pd.DataFrame) -> list[str]:
             if dict_in(row["config"]).get("workload.target"):
                 how = "trained as without the parallelism" if row["resume"] else "resumed exactly"
                 own[f"not {how}: {f'{differ} differ; ' if differ else ''}{by}: {reason}{page}"] += 1
-            else:
+            elif link:  # without a page it is an entry of the user's own list
                 others[f"{by}{page}"] += 1
     said += [f"{number} xfail of your own model, {text}" for text, number in own.items()]
     known = f"{others.total()} xfail by known failures of PyTorch: {listed([*others])}"
