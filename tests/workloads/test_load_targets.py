@@ -47,7 +47,7 @@ def test_all_else_differs_in_the_target_itself(group: str, value: str) -> None:
     for step in (0, 1, 2):
         trained.train(batches_of(given, world().device), step)
         saved = before_a_step(live_state(trained), trained)
-        target = build(given, world(), 1, given.load_into.scheduler)
+        target = build(given, world(), 1)
         target.component.prepare(target.model, step)
         if given.load_into.filled:
             target.fill_optimizer()
