@@ -38,7 +38,7 @@ HIDES = {
     "alone": ("xfail", "known failure load-without-collectives: without collectives, a load restores"),
     "alone_bit": ("fail", "model_equal: rank 0: net"),
     "drawn": ("xfail", "known failure fsdp1-tp-optimizer-state: under FSDP1"),
-    "drawn_weight": ("fail", "state_resume_equal: net3.weight"),
+    "drawn_weight": ("fail", "model_equal: net3.weight"),
     "drawn_scheduler": ("fail", "state_resume_equal: net1.weight"),
     "drawn_moment": ("fail", "optim_equal: state.net"),
     "drawn_rate": ("fail", "optim_equal: param_groups.0.lr"),
