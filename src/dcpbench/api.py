@@ -267,7 +267,7 @@ def script(
     """Check whether a training script resumes exactly, as `dcpbench script` does, in a separate process.
 
     Args:
-        command: the words that start it; `{out}` stands for the folder of its output. `python` and `torchrun`
+        command: the words that start it; `{out}` is the folder of its output. `python` and `torchrun`
             are those of this process's environment.
         stops: where to stop it, such as `kill@15`; by default one of each kind.
         resume_args: words that a resume adds.

@@ -22,7 +22,7 @@ DRIFT = 0.03
 LEAST_RUNS = 3
 _WHOLE = {"cell_s", "peak_device_bytes", "peak_host_bytes"}
 _WHOLE |= {spec.name for spec in METRICS.values() if spec.whole_phase}
-"""Metrics of all that a cell does, of which another cell can do a part (`training_from`)."""
+"""Metrics of a whole cell; another cell can do a part of its work (`training_from`)."""
 _LEAST_FREEDOM = 4
 _SHARES = {"all": 0.5, "axis": 0.25, "cell": 0.25}
 """How the allowed false alarms are divided over the tests of all cells, of axis values, of single cells."""

@@ -40,7 +40,7 @@ _HARMLESS = "save_harmless"
 """The check that saves change nothing."""
 _SAVES: Sides = ("{} without saves", "{} with them")
 _KEPT_BYTES = 2**28
-"""Of a larger state only digests are kept for later cells."""
+"""A larger state is kept as digests for later cells."""
 _OF_TRAINING, _MEASURED = ("losses", "not_applied", "bounds"), ("twin_bytes", "gradient_bound_used")
 """The fields of a report that training without saves fills in, by name; and its metrics."""
 _NEWEST = 10

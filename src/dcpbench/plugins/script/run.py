@@ -105,7 +105,7 @@ class Command:
 
     @property
     def working(self) -> WorkingFolder:
-        """The working folder, of which each run of a command without `{out}` gets a copy."""
+        """The working folder. Each run of a command without `{out}` gets a copy."""
         return WorkingFolder(self.cwd, self.place)
 
     def run(

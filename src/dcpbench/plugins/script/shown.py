@@ -38,9 +38,7 @@ def differing(differences: Sequence[Difference]) -> list[str]:
             known = not any(isinstance(value, int) for value in (expected, actual))
             values = f"{actual} instead of {expected}" if known else "differs"
             values = "is missing" if actual is None else "is not expected" if expected is None else values
-            lines.append(
-                f"{KINDS[of.kind]['name']}: {name} {values}" + (f", rank {of.rank}" if of.rank else "")
-            )
+            lines.append(f"{title}: {name} {values}" + (f", rank {of.rank}" if of.rank else ""))
         if (more := len(of.names) - _MOST_NAMES) > 0:
             lines.append(f"{title}: and {more} more")
     return lines
