@@ -67,6 +67,18 @@ def test_a_moved_module_changes_no_identity(moved: Path, monkeypatch: pytest.Mon
         assert not [value for value in values.values() if "dcpbench." in str(value)]
 
 
+def test_a_removed_key_changes_no_identity() -> None:
+    """Rows that were written while the key existed have these values."""
+    earlier = {
+        "default": {"filled": True, "gradients": False, "scheduler": True},
+        "never_stepped": {"filled": False, "gradients": False, "scheduler": True},
+    }
+    for name, values in earlier.items():
+        key = identity_of(config(conf_folder() / f"load_into/{name}.yaml"))
+        expected = {"load_into.name": name} | {f"load_into.{key}": value for key, value in values.items()}
+        assert of_group(key, "load_into") == expected
+
+
 def test_typed_code_is_part_of_the_identity() -> None:
     ddp = conf_folder() / "parallel/ddp.yaml"
     same = "dcpbench.workloads.parallelisms.ddp"
