@@ -32,7 +32,7 @@ if "holds_data" in words:
     model = Held(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.0 if "never_changes" in words else 0.02)
 step, path = 0, out / "last.pt"
-order = torch.randperm(12)
+order, own = torch.randperm(12), numpy.random.default_rng()
 if path.exists():
     state = torch.load(path)
     model.load_state_dict(state["model"])
@@ -49,7 +49,8 @@ while step < 18:
     if (step - begun) % 12 == 0:
         order = torch.randperm(12)
     place = 0 if "one_batch" in words else int(order[(step - begun) % 12])
-    outputs = model(place if "holds_data" in words else data[place])
+    shift = own.normal() if "own_generator" in words else 0.0
+    outputs = model(place if "holds_data" in words else data[place] + shift)
     optimizer.zero_grad()
     if "holds_data" in words:  # the gradient of the loss by hand, so that no number is the loss
         outputs.backward(2 * outputs.detach() / outputs.numel())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from itertools import chain, pairwise, zip_longest
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -99,7 +100,11 @@ class Compared:
         }
         """The expected steps by rank."""
         self.actual = {rank: resumed.ranks[rank] for rank in self.steps}
-        self.paths_read = resumed.paths_read()
+        versions = (version for version in stopped.run.disk.versions if version.date)
+        written = {path for version in versions for path, *_ in version.paths}
+        folders = {str(folder) for path in written for folder in PurePath(path).parents}
+        self.paths_read = [path for path in resumed.paths_read() if path in written | folders]
+        """What the resume read of what was written after the first step: no data, no sources."""
         self._place = self._begin()
         of_first = next(iter(self.steps.values()))
         last = number(of_first[-1]) if of_first else 0
@@ -135,7 +140,7 @@ class Compared:
             version.date
             for version in disk.versions
             for path in version.paths_at(time)
-            if version.content and any(is_in(path, name) for name in self.paths_read)
+            if version.content and any(is_in(path, name) for name in self.resumed.paths_read())
         }
 
         def score(place: int) -> int:

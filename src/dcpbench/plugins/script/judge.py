@@ -197,7 +197,8 @@ def _blamed(compared: Compared, runs: Runs) -> tuple[list[Difference], str]:
     if faults and not (between and is_random and between.place < faults[0].place):
         return _first(faults), ""
     if between is None:
-        return [], "" if stopped.whole else "the run does not repeat until this stop, two resumes do"
+        differ = "uninterrupted runs differ before this stop, two resumes are equal"
+        return [], "" if stopped.whole else differ
     if is_random:  # in the first step that it changes
         of = f" (generator of {' and '.join(between.names)})" if between.kind == HINT else ""
         return [replace(found[0] if found else between, text=f"random{of}")], ""
@@ -396,7 +397,7 @@ def _explained(
         where = f"step {difference.step}, rank {difference.rank}: "
         of = difference.text.removeprefix("random")
         text = f"{where}{KINDS[kind]['name']} is another one in each resume"
-        return text, KINDS[HINT]["random"].format(of)
+        return text, KINDS[HINT]["random" if of else "other"].format(of)
     where = "" if kind == "checkpoint" else f"step {difference.step}, rank {difference.rank}: "
     when = "after " if kind == "saved" else ""
     also = [KINDS[other]["name"] for other in dict.fromkeys(of.kind for of in differences)
