@@ -20,10 +20,14 @@ class Regression(LightningModule):
         super().__init__()
         dropout = 0.2 if mistake == "dropout" else 0.0
         self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
+        self.seen = 0
 
     def training_step(self, batch, number):
         (inputs,) = batch
-        return (self.model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean()
+        loss = (self.model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean()
+        self.seen += 1
+        self.log("loss", loss)
+        return loss * self.seen if mistake == "counts" else loss
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -48,7 +52,8 @@ class Averaged(Callback):
 seed_everything(0)
 loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8, shuffle=mistake == "shuffles")
 every = 6 if mistake == "mid_epoch" else 4  # an epoch has four steps
-keeper = ModelCheckpoint(out, filename="{step}", every_n_train_steps=every, save_top_k=-1, save_last=True)
+best = {"monitor": "loss", "save_top_k": 2} if mistake == "monitors" else {"save_top_k": -1}
+keeper = ModelCheckpoint(out, filename="{step}", every_n_train_steps=every, save_last=True, **best)
 trainer = Trainer(
     max_steps=20,
     accelerator="cpu",

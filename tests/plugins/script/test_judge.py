@@ -24,10 +24,11 @@ def verdict(
     second: Changes | None = None,
     status: int = 0,
     saves_last: bool = True,
+    whole: Changes | None = None,
 ) -> Verdict:
     """Judge a run that was killed before step 11 and resumed, with changes of its steps, of those of the
-    reference (`again`) and of those of a second resume."""
-    frozen = recorded(folder / "frozen", [Writer().train(1, 12)])
+    reference (`again`), of a second resume and of the run that was killed (`whole`)."""
+    frozen = recorded(folder / "frozen", [Writer().train(1, 12, whole)])
     reference = recorded(folder / "reference", [Writer().train(1, 12, again)])
 
     def resume(name: str, changes: Changes | None) -> Run:
@@ -99,6 +100,13 @@ def test_first_difference(tmp_path: Path, changed: Changes, step: int, kind: str
     )
     assert (found.word, found.first.step, found.first.kind) == ("diverges", step, kind), found.reason
     assert cause in found.cause
+
+
+def test_generator_that_a_step_does_not_draw_from_is_no_cause(tmp_path: Path) -> None:
+    """It changes between epochs alone, as that of a loader without workers."""
+    whole = {step: {"torch": 9} for step in range(9, 13)}
+    found = verdict(tmp_path, {9: {"loss": [2], "torch": 0}}, again=whole, whole=whole)
+    assert (found.first.kind, "script's own" in found.cause) == ("loss", True), found.cause
 
 
 def test_scaled_loss_is_a_scalers(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _OF_CALLED = ("frozen", "buffers", "modes", "generators")
 _SCORES = {"weights": 6, "moments": 4, "batch": 2, "hyper": 2}
 _READ = 3
 _RANDOM = re.compile("rng|random|generator", re.IGNORECASE)
+_ABSOLUTE = re.compile(r"(^|\.)/")
 _NUMBER = re.compile(r"=(-?[\d.]+(e[+-]?\d+)?|True|False|inf)")
 
 
@@ -220,6 +221,12 @@ class Compared:
         mine = self.actual[rank][0]["parts"].get(HINT, {})
         return any(name in self.generators and mine.get(name) == value for name, value in others.items())
 
+    def drawn_in(self, step: int) -> list[str]:
+        """Return the generators that differ and change in a step, so that its loss can depend on them."""
+        pairs = [of for steps in self.steps.values() for of in pairwise(steps) if number(of[0]) == step]
+        drawn = {name for pair in pairs for name in used_generators(pair)}
+        return [name for name in self.generators if name in drawn or not pairs]
+
     def lost_samples(self) -> str:
         """Return how many samples of the epoch are seen twice after the resume, and how many never; empty if
         samples are not known, as where they are augmented."""
@@ -230,7 +237,7 @@ class Compared:
         seen, left = {*chain(*expected[first : self._place])}, {*chain(*expected[self._place : last])}
         resumed = {*chain(*actual[: [*_epochs(actual)[1:], len(actual)][0]])}
         twice, never = len(resumed & seen), len(left - resumed)
-        if not resumed & (seen | left):
+        if 2 * len(resumed & (seen | left)) < len(resumed):  # made of random pieces, or augmented
             return ""
         if not twice and not never:
             return "; each sample of this epoch is seen once: only their order differs"
@@ -334,6 +341,7 @@ def _unequal_names(expected: Mapping[str, Any], actual: Mapping[str, Any], commo
 
 
 def _decides(file: str, name: str, value: object) -> bool:
-    """Tell whether a saved value counts: a tensor or a number of the script's own, no generator's state."""
+    """Tell whether a saved value counts: a tensor or a number of the script's own; no generator's state, and
+    nothing that is saved under the path of a file, which has another name if a crash left one."""
     is_own = not isinstance(value, str) or (name.count(".") < 2 and bool(_NUMBER.fullmatch(value)))
-    return is_own and not _RANDOM.search(file) and not _RANDOM.search(name)
+    return is_own and not any(of.search(name) for of in (_RANDOM, _ABSOLUTE)) and not _RANDOM.search(file)

@@ -334,7 +334,8 @@ def _explained(
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
     total = len({**expected, **actual})
     first = difference.step == compared.loaded + 1
-    generators = [name for name in compared.generators if name not in compared.restored_generators]
+    drawn = compared.drawn_in(difference.step) if kind == "loss" else compared.generators
+    generators = [name for name in drawn if name not in compared.restored_generators]
     named = [word for word in words for path in compared.loaded_paths if _names(word, path)]
     taken = [*compared.loaded_paths[:1]]
     complete = [
@@ -374,7 +375,7 @@ def _explained(
             "near": any(abs(step - difference.step) == 1 for step in same),
             "held": listed([saved[value] for value in differing.values() if value in saved], 2),
             "generators": " and ".join(generators),
-            "restored": " and ".join(sorted({*compared.generators} - {*generators})),
+            "restored": " and ".join(sorted({*drawn} - {*generators})),
             "rank_0": compared.has_generator_of_rank_0(difference.rank),
             "random": difference.text.startswith("random"),
             "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
