@@ -378,7 +378,8 @@ def test_difference_of_a_later_optimizer_comes_later(tmp_path: Path) -> None:
     writer.events.insert(0, {"e": "load", "path": "step-8.pt", "k": 0, "t": 0})
     found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [writer]), runs(frozen))
     assert (found.word, found.first.kind) == ("diverges", "moments")
-    assert "frozen weights" in found.reason
+    assert "step 9, rank 0, optimizer 1: optimizer state missing" in found.reason
+    assert "frozen weights" not in found.reason, "they follow from the first optimizer's step"
 
 
 def test_difference_on_one_rank(tmp_path: Path) -> None:
@@ -426,6 +427,7 @@ def test_resume_that_would_change_a_file_of_the_user_is_not_judged(tmp_path: Pat
         ([1, 2, 3, 4], "; 4 of 12 samples of this epoch are seen twice, 4 never"),
         ([11, 9, 12, 10], "; each sample of this epoch is seen once: only their order differs"),
         ([91, 92, 93, 94], ""),
+        ([1, 92, 93, 94], ""),
     ],
 )
 def test_lost_position_says_what_it_costs(tmp_path: Path, order: list[int], cost: str) -> None:

@@ -237,7 +237,7 @@ class Compared:
         seen, left = {*chain(*expected[first : self._place])}, {*chain(*expected[self._place : last])}
         resumed = {*chain(*actual[: [*_epochs(actual)[1:], len(actual)][0]])}
         twice, never = len(resumed & seen), len(left - resumed)
-        if 2 * len(resumed & (seen | left)) < len(resumed):  # made of random pieces, or augmented
+        if 2 * len(resumed & (seen | left)) < len(resumed):  # random pieces, or augmented
             return ""
         if not twice and not never:
             return "; each sample of this epoch is seen once: only their order differs"

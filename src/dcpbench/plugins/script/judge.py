@@ -394,14 +394,18 @@ def _explained(
             and any(f"={step - 1}" in values and step <= compared.loaded for step in same),
         }
     )
+    where = f"step {difference.step}, rank {difference.rank}"
+    has_several = any(step["optimizer"] for step in compared.actual.get(difference.rank, ()))
+    if difference.optimizer < math.inf and has_several:
+        where += f", optimizer {difference.optimizer + 1:g}"
+    where = "" if kind == "checkpoint" else f"{where}: "
     if facts["random"]:
-        where = f"step {difference.step}, rank {difference.rank}: "
         of = difference.text.removeprefix("random")
         text = f"{where}{KINDS[kind]['name']} is another one in each resume"
         return text, KINDS[HINT]["random" if of else "other"].format(of)
-    where = "" if kind == "checkpoint" else f"step {difference.step}, rank {difference.rank}: "
     when = "after " if kind == "saved" else ""
-    also = [KINDS[other]["name"] for other in dict.fromkeys(of.kind for of in differences)
+    of_step = dict.fromkeys(of.kind for of in differences if of.optimizer == difference.optimizer)
+    also = [KINDS[other]["name"] for other in of_step
             if other != kind and other not in ("loss", "gradients", "saved", "steps")]  # fmt: skip
     also += [f"generator of {name}" for name in generators] if first and kind in LOADED else []
     beside = f"; also: {', '.join(also)}" if also else ""
