@@ -1,10 +1,10 @@
 """What does a cell cost beyond its own phases, and how long do PyTorch's tests take for the same?
 
     python bench/cells.py [--cells N] [--harness N] [--fresh]
-    python bench/cells.py --floor [--ranks N] [--most-ratio R] [--most-calls N]
+    python bench/cells.py --floor [--ranks N] [--device cuda] [--most-ratio R] [--most-calls N]
 
-The second form compares a cell with three saves on CPU ranks with its floor: the same ranks build, train,
-save and load the same run without any check. It also counts the cell's Python calls, its collectives other
+The second form compares a cell with three saves with its floor: the same ranks build, train, save and load
+the same run without any check. It also counts the cell's Python calls, its collectives other
 than DCP's and torch's, and its calls of `torch.equal`, which have no noise. It ends with 1 if a layout is
 above a limit.
 
@@ -53,11 +53,12 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="a sweep with fresh ranks for every cell too")
     parser.add_argument("--floor", action="store_true", help="compare a cell with its floor")
     parser.add_argument("--ranks", type=int, default=2, help="for --floor")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for --floor")
     parser.add_argument("--most-ratio", type=float, default=math.inf, help="of a cell and its floor")
     parser.add_argument("--most-calls", type=float, default=math.inf, help="Python calls of a cell")
     arguments = parser.parse_args()
     if arguments.floor:
-        return floors(arguments.ranks, arguments.most_ratio, arguments.most_calls)
+        return floors(arguments)
     with tempfile.TemporaryDirectory() as folder:
         warm = sweep(Path(folder) / "warm", arguments.cells, "warm")
         tell("warm ranks", warm)
@@ -71,7 +72,7 @@ def main() -> int:
     return 0
 
 
-def floors(ranks: int, most_ratio: float, most_calls: float) -> int:
+def floors(arguments: argparse.Namespace) -> int:
     """Print the costs of a cell of each layout; return 1 if one is above a limit."""
     context, above = multiprocessing.get_context("spawn"), 0
     print("layout    cell s floor s  ratio     calls collectives  equal")
@@ -79,8 +80,10 @@ def floors(ranks: int, most_ratio: float, most_calls: float) -> int:
         with tempfile.TemporaryDirectory() as folder:
             here, there = context.Pipe()
             started = [
-                context.Process(target=measure, args=(layout, rank, ranks, folder, there))
-                for rank in range(ranks)
+                context.Process(
+                    target=measure, args=(layout, rank, arguments.ranks, arguments.device, folder, there)
+                )
+                for rank in range(arguments.ranks)
             ]
             for one in started:
                 one.start()
@@ -88,7 +91,7 @@ def floors(ranks: int, most_ratio: float, most_calls: float) -> int:
             for one in started:
                 one.join()
         ratio = cell_s / floor_s
-        above += ratio > most_ratio or counted["calls"] > most_calls
+        above += ratio > arguments.most_ratio or counted["calls"] > arguments.most_calls
         print(
             f"{layout:8} {cell_s:7.3f} {floor_s:7.3f} {ratio:6.2f} {counted['calls']:9,} "
             f"{counted['collectives']:11} {counted['equal']:6}",
@@ -97,9 +100,12 @@ def floors(ranks: int, most_ratio: float, most_calls: float) -> int:
     return int(above > 0)
 
 
-def measure(layout: str, rank: int, ranks: int, folder: str, results: Any) -> None:
+def measure(layout: str, rank: int, ranks: int, device: str, folder: str, results: Any) -> None:
     """Run cells and floors in turn on one of several ranks; rank 0 sends the medians and the counts."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # for deterministic algorithms
     import torch
     import torch.distributed as dist
 
@@ -109,11 +115,14 @@ def measure(layout: str, rank: int, ranks: int, folder: str, results: Any) -> No
     from dcpbench.workloads.world import World, new_group
 
     torch.set_num_threads(1)
-    gc.freeze()  # as ranks do
+    own, backend = torch.device("cpu"), "gloo"
+    if device == "cuda":
+        own, backend = torch.device("cuda", rank), "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(own)
     store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    world = World(rank, ranks, torch.device("cpu"), *(new_group() for _ in range(3)))
-    config = composed({"overrides": f"parallel={layout} saves=3", "world_size": ranks, "device": "cpu"})
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    world = World(rank, ranks, own, *(new_group() for _ in range(3)))
+    config = composed({"overrides": f"parallel={layout} saves=3", "world_size": ranks, "device": device})
     numbers = itertools.count()
 
     def timed(do: Callable[[Path], object]) -> float:
@@ -131,6 +140,7 @@ def measure(layout: str, rank: int, ranks: int, folder: str, results: Any) -> No
 
     for _ in range(2):
         timed(cell)
+    gc.freeze()  # ranks do it after their imports
     both = [(timed(cell), timed(partial(floor, config, world))) for _ in range(5)]
     counted = {"calls": 0, "collectives": 0, "equal": 0}
     profile = cProfile.Profile()
