@@ -71,6 +71,23 @@ def test_spec_that_is_found_and_not_imported(tmp_path: Path) -> None:
     assert saved == ["a.pt", "b.pt", "c.safetensors", "d.pkl", "e"]
 
 
+@pytest.mark.slow
+def test_step_of_an_inner_optimizer_belongs_to_the_outer_one(tmp_path: Path) -> None:
+    """As of SAM, or of an optimizer that shards the state of another one."""
+    events = events_of(
+        tmp_path,
+        "import torch\n"
+        "class Outer(torch.optim.Optimizer):\n"
+        "    def __init__(self, p):\n"
+        "        super().__init__(p, {}); self.inner = torch.optim.SGD(self.param_groups, 0.1)\n"
+        "    def step(self): self.inner.step()\n"
+        "model = torch.nn.Linear(2, 1); optimizer = Outer([*model.parameters()])\n"
+        "for _ in range(2): model(torch.ones(1, 2)).sum().backward(); optimizer.step()\n",
+    )
+    steps = [(event["optimizer"], event["k"]) for event in events if event["e"] == "step"]
+    assert steps == [(0, 0), (1, 1), (0, 1), (1, 2)]
+
+
 def test_import_that_fails_first(tmp_path: Path) -> None:
     """The second import is hooked; loaders that several modules share call the hook of none else."""
     (tmp_path / "safetensors.py").write_text(

@@ -128,7 +128,8 @@ class Steps:
         parts = fetched(parts)
         for name, bits in parts["loss"].items():  # as text, in which NaN equals NaN
             parts["loss"][name] = repr(torch.tensor(bits, device="cpu").view(torch.float64).item())
-        self._log.write("step", rank=self._log.rank, optimizer=number, parts=parts)
+        steps = self._log.steps + bool(number and 0 in self._recorded)  # an inner optimizer: of that step
+        self._log.write("step", rank=self._log.rank, optimizer=number, parts=parts, k=steps)
         self._begin()
 
     def _state(self, optimizer: Any) -> Parts:
