@@ -33,6 +33,16 @@ torch.manual_seed(0)
 model = Model()
 parameters = dict(model.named_parameters())
 optimizer = torch.optim.AdamW(parameters.values(), lr=0.01)
+if "counts" in words:  # as an attribute, which no state dict has
+    optimizer.count = 0
+
+    def later(*_: object) -> None:
+        """Regularize more with each step."""
+        optimizer.count += 1
+        with torch.no_grad():
+            model.scale.mul_(1 - 0.01 * optimizer.count)
+
+    optimizer.register_step_post_hook(later)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=14)
 path = Path(out, "last.pt")
 micro, period = 0, 5 if "between" in words else 8
