@@ -29,7 +29,7 @@ from dcpbench.plugins.script.run import RECORDER, Command
 class ForkedCommand(Command):
     """A command `python script.py …`, or `torchrun --nproc-per-node=N script.py …`."""
 
-    def _status(self, words, output, settings, deadline, stops, freezer) -> int | None:
+    def _started(self, words, settings, output) -> Process:
         at = next(place for place, word in enumerate(words) if word.endswith(".py"))
         ranks = next((int(word[-1]) for word in words if word.startswith("--nproc-per-node")), 0)
         with socket.socket() as free:
@@ -41,11 +41,7 @@ class ForkedCommand(Command):
             if not (pid := os.fork()):
                 _child(words[at:], settings, output, rank if ranks else None, ranks, port)
             pids.append(pid)
-        process = ForkedRanks(pids)
-        try:
-            return self._wait(process, settings, deadline, stops, freezer)
-        finally:
-            process.end()
+        return ForkedRanks(pids)
 
 
 class ForkedRanks(Process):

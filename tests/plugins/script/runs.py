@@ -92,14 +92,15 @@ def recorded(folder: Path, writers: Iterable[Writer]) -> Run:
     return Run.read(folder, folder / "log")
 
 
-def stopped_at(frozen: Run, step: int, cut: Iterable[str] = (), change: str = "") -> Stopped:
-    """Return a run as it was before a step, or right before the change of a file."""
+def stopped_at(frozen: Run, step: int, path: str = "", change: str = "") -> Stopped:
+    """Return a run as it was before a step, or right before the change of a file, with a path that is cut."""
+    cut = {"cut": "half", "path": path} if path else {}
     events = frozen.of_kind("step") if not change else frozen.of_kind("open", "rename")
     fits = (
         event for event in events if event.get("path") == change or (not change and event["k"] == step - 1)
     )
     time = next(fits)["t"] + (0 if change else 0.5)
-    return Stopped(frozen.until(time), Copy(Path(), time, {"t": time}, frozenset(cut)), frozen)
+    return Stopped(frozen.until(time), Copy(Path(), time, {"t": time, **cut}), frozen)
 
 
 def runs(reference: Run, second: Run | None = None) -> Runs:

@@ -263,7 +263,7 @@ def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
     resumed = Writer()
     resumed.event("load", path="step-8.pt")
     run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"moments": [1]}})])
-    found = judge(stopped_at(frozen, 11, cut=["step-8.pt"]), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11, "step-8.pt"), run, runs(frozen))
     assert (found.word, found.newest, found.first.kind) == ("torn", 4, "moments")
     assert "step-8.pt is cut" in found.cause
 
@@ -288,7 +288,7 @@ def test_a_cut_file_is_not_taken_where_another_has_the_same(tmp_path: Path) -> N
     for path in ("last.pt", "step-8.pt"):  # it refuses the first
         resumed.event("load", path=path)
     run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"batch": [1]}})])
-    found = judge(stopped_at(frozen, 11, cut=["last.pt"]), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11, "last.pt"), run, runs(frozen))
     assert (found.word, found.newest, found.first.kind) == ("diverges", 8, "batch")
 
 
@@ -303,7 +303,7 @@ def test_a_stage_of_an_upload_is_no_checkpoint(tmp_path: Path, uploads_last: boo
             writer.event("open", path=f"remote/{step}.pt")
     frozen = recorded(tmp_path / "a", [writer])
     run = resumed_from(tmp_path / "c", "remote/4.pt", 4)
-    found = judge(stopped_at(frozen, 0, ["remote/8.pt"], "remote/8.pt"), run, runs(frozen))
+    found = judge(stopped_at(frozen, 0, "remote/8.pt", "remote/8.pt"), run, runs(frozen))
     assert (found.word, found.loaded) == (word, 4), found.reason
 
 

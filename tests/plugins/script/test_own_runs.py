@@ -72,7 +72,7 @@ def test_stops_with_own_runs(
 ) -> None:
     """They have the verdicts of copies: from the checkpoint of step 4, and from that of step 8."""
     if way == "large":
-        monkeypatch.setattr(run, "_LONGEST_COPY_S", 0.0)
+        monkeypatch.setattr(run, "_LARGEST_COPY", 0)
     rows, progress = checked(tmp_path / "results", STOPS, way, *words)
     assert [(row["verdict"], row["loaded_step"]) for row in rows] == [(verdict, 4), (verdict, 8)], progress
     assert [f"{stop}: a run of its own" in progress for stop in STOPS] == [True, True]

@@ -87,7 +87,7 @@ def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, stop: str, *words: str
         ("term@7", "workers", "older", "no save followed: RuntimeError('DataLoader worker"),
         ("term@7", "full", "older", "no save followed: OSError"),
         ("term@7", "workers unhandled", "exact", "from step 4"),
-        ("rank1@7", "", "not_reached", "there is one rank"),
+        ("rank1@7", "", "not_reached", "there is no such rank: 1 rank, from 0"),
         ("torn@last.pt:4", "sync", "not_reached", "last.pt was synced before it was published"),
         ("torn@last.pt:4", "", "refuses", "not a zip archive: cut"),
     ],

@@ -33,7 +33,6 @@ class Copy:
         folder: a copy of it.
         time: when the processes were stopped, by the clock of the records.
         event: where the stopped process was.
-        cut: paths in it that the stop cut.
         writing: paths in it that processes had open to write, each with their ids.
         changed: paths in it in the order of their change times, which a copy does not keep.
     """
@@ -41,7 +40,6 @@ class Copy:
     folder: Path
     time: float
     event: Event
-    cut: frozenset[str] = frozenset()
     writing: Mapping[str, Sequence[int]] = field(default_factory=dict)
     changed: Sequence[tuple[int, str]] = field(default=(), repr=False)
 
@@ -50,38 +48,19 @@ class Copy:
         cls, out: Path, folder: Path, at: float, event: Event, writing: Mapping[str, Sequence[int]]
     ) -> "Copy":
         """Copy a folder, and cut the file that the stop cuts."""
-        changed = change_times(out)
-        copy_folder(out, folder)
-        return cls._cut(folder, at, event, writing, changed)
-
-    @classmethod
-    def moved(
-        cls, out: Path, folder: Path, at: float, event: Event, writing: Mapping[str, Sequence[int]]
-    ) -> "Copy":
-        """Move the folder of a run that has ended, and cut the file that the stop cuts."""
-        changed = change_times(out)
+        copy = cls(folder, at, event, writing, change_times(out))
         shutil.rmtree(folder, ignore_errors=True)  # a copy of a frozen run that failed
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        out.rename(folder)
-        return cls._cut(folder, at, event, writing, changed)
-
-    @classmethod
-    def _cut(
-        cls,
-        folder: Path,
-        at: float,
-        event: Event,
-        writing: Mapping[str, Sequence[int]],
-        changed: Sequence[tuple[int, str]],
-    ) -> "Copy":
-        cut = frozenset[str]()
-        if how := event.get("cut"):
-            cut = frozenset({event["path"]})
-            with suppress(OSError), (folder / event["path"]).open("ab") as file:
-                file.truncate({"half": file.tell() // 2, "empty": 0, "made": None}[how])
-        copy = cls(folder, at, event, cut, writing, changed)
-        write_json(copy.about(folder), vars(copy) | {"folder": str(folder), "cut": [*cut]})
+        copy_folder(out, folder)
+        for path in copy.cut:
+            with suppress(OSError), (folder / path).open("ab") as file:
+                file.truncate({"half": file.tell() // 2, "empty": 0, "made": None}[event["cut"]])
+        write_json(copy.about(folder), vars(copy) | {"folder": str(folder)})
         return copy
+
+    @property
+    def cut(self) -> frozenset[str]:
+        """The path in it that the stop cut, if any."""
+        return frozenset({self.event["path"]} if self.event.get("cut") else ())
 
     @staticmethod
     def about(folder: Path) -> Path:
@@ -93,8 +72,7 @@ class Copy:
         """Return the copy in a folder that an earlier check made; None if there is none."""
         if not (folder.exists() and cls.about(folder).exists()):
             return None
-        known = json.loads(cls.about(folder).read_text())
-        return cls(**known | {"folder": folder, "cut": frozenset(known["cut"])})
+        return cls(**json.loads(cls.about(folder).read_text()) | {"folder": folder})
 
     def newest(self, pattern: str) -> tuple[str, str] | None:
         """Return the newest path in it that fits a pattern such as `checkpoint-*` and was not being written,
@@ -131,16 +109,11 @@ class Copy:
 def copy_folder(source: Path, target: Path) -> None:
     """Copy a folder with its times, links, hard links and holes; by reference where the file system can."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    pr_set_pdeathsig = 1  # end if dcpbench is killed: the guardian of the command does not know this process
     subprocess.run(
-        ["cp", "-a", "--reflink=auto", "--", source, target],
-        check=True, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent,
+        ["cp", "-a", "--reflink=auto", "--", source, target], check=True, stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: _LIBRARY.prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0),
     )  # fmt: skip
-
-
-def _end_with_parent() -> None:
-    """Let this process end if dcpbench is killed: the guardian of the command does not know it."""
-    pr_set_pdeathsig = 1
-    _LIBRARY.prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def change_times(folder: Path) -> list[tuple[int, str]]:
@@ -155,25 +128,15 @@ def change_times(folder: Path) -> list[tuple[int, str]]:
 def open_for_writing(processes: Iterable[psutil.Process], folder: Path) -> dict[str, list[int]]:
     """Return the paths below a folder that processes have open, or mapped, to write and not to append, each
     with the ids of the processes."""
-    found = []
-    for process in processes:
-        proc = Path(f"/proc/{process.pid}")
-        with suppress(OSError):
-            for descriptor in (proc / "fd").iterdir():
-                with suppress(OSError, ValueError, StopIteration):
-                    lines = (proc / "fdinfo" / descriptor.name).read_text().splitlines()
-                    flags = int(next(line for line in lines if line.startswith("flags:")).split()[1], 8)
-                    if flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND:
-                        found.append((str(descriptor.readlink()), process.pid))
-        with suppress(OSError):
-            for line in (proc / "maps").read_text(errors="replace").splitlines():
-                columns = line.split(maxsplit=5)
-                if len(columns) == 6 and "w" in columns[1] and "s" in columns[1]:
-                    found.append((columns[5], process.pid))
     prefix, writing = f"{folder}/", defaultdict[str, list[int]](list)
-    for path, pid in found:
-        if path.startswith(prefix):
-            writing[path.removeprefix(prefix)].append(pid)
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines()
+            mapped = [columns for line in lines if len(columns := line.split(maxsplit=5)) == 6]
+            paths = [columns[5] for columns in mapped if columns[1].startswith(("rw-s", "-w-s"))]
+            paths += [file.path for file in process.open_files() if file.mode in ("w", "r+", "w+")]
+            for path in {path.removeprefix(prefix) for path in paths if path.startswith(prefix)}:
+                writing[path].append(process.pid)
     return dict(writing)
 
 

@@ -10,7 +10,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +24,7 @@ _POLL_S = 0.02
 _LEFT_S = 2.0
 """How long processes that the command leaves have to end: helpers end after it, as a resource tracker."""
 _STOP_LIMIT_S, _STOP_ROUND_S = 10.0, 0.2
-_TERM_S = 5.0
+_TERM_S = 3.0
 _NUMBER = struct.Struct("i")
 
 
@@ -45,10 +45,9 @@ class Process:
         if not self._guardian:
             try:
                 os.setsid()
-                # Only these are kept: a pipe of dcpbench's caller would stay open.
-                os.dup2(output.fileno(), 1)
+                os.close(self._hold)
+                os.dup2(output.fileno(), 1)  # its caller's pipes end with dcpbench
                 os.dup2(output.fileno(), 2)
-                _close_others({1, 2, hold, results})
                 _guard(words, cwd, environment, hold, results)
             finally:
                 os._exit(0)
@@ -106,18 +105,24 @@ class Process:
         """Continue all descendants with SIGCONT."""
         self.signal_all(signal.SIGCONT)
 
-    def terminate(self, ranks: Mapping[int, bool]) -> None:
-        """Send SIGTERM to all descendants: first to ranks that do not handle it, then to others, last to
-        ranks that do. A scheduler signals all at once, and the workers of a loader end while a step is made
-        and saved. Tiny steps can be faster, so a rank is signalled after the end of its workers."""
-        processes = self.descendants()
-        others = [process for process in processes if not ranks.get(process.pid)]
-        _terminate(sorted(others, key=lambda process: process.pid not in ranks))
+    def terminate(self, handling: Collection[int]) -> None:
+        """Send SIGTERM to all descendants, last to ranks that handle it, by their ids. A scheduler signals
+        all at once, and the workers of a loader end while a step is made and saved. Tiny steps can be faster,
+        so these ranks are signalled after the end of their workers, or some time later if those ignore it."""
+        processes, helpers = self.descendants(), list[psutil.Process]()
+        for process in processes:
+            with suppress(psutil.Error):
+                if process.pid in handling:
+                    helpers += process.children(recursive=True)
+                else:
+                    process.terminate()
         deadline = time.monotonic() + _TERM_S
-        helpers = [process for process in others if _is_below(process, ranks) and not _ignores_term(process)]
         while any(map(_is_alive, helpers)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        _terminate([process for process in processes if ranks.get(process.pid)])
+        for process in processes:
+            with suppress(psutil.Error):
+                if process.pid in handling:
+                    process.terminate()
 
     def end(self) -> None:
         """End all descendants, stopped ones too, and the guardian."""
@@ -133,38 +138,12 @@ class Process:
         return int(_NUMBER.unpack(found)[0]) if found else -signal.SIGKILL  # it was killed
 
 
-def _terminate(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.Error):
-            process.terminate()
-
-
-def _is_below(process: psutil.Process, ranks: Collection[int]) -> bool:
-    with suppress(psutil.Error):
-        return any(parent.pid in ranks for parent in process.parents())
-    return False
-
-
-def _ignores_term(process: psutil.Process) -> bool:
-    with suppress(OSError):
-        status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
-        return bool(int(status.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
-    return False
-
-
 def _is_alive(process: psutil.Process) -> bool:
     """Tell whether a process has threads left: its parent is notified when the last one has ended, which can
     be long after the first."""
-    with suppress(psutil.Error, OSError):
-        threads = [*Path(f"/proc/{process.pid}/task").iterdir()]
-        return len(threads) > 1 or bool(process.status() != psutil.STATUS_ZOMBIE)
+    with suppress(psutil.Error):
+        return bool(process.num_threads() > 1 or process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def _close_others(kept: set[int]) -> None:
-    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:  # noqa: PTH208 - numbers
-        with suppress(OSError):
-            os.close(descriptor)
 
 
 def _guard(words: Sequence[str], cwd: Path, environment: Mapping[str, str], hold: int, results: int) -> None:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -71,11 +71,12 @@ def main(
     name = again or folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))
     place, cwd = Path(name).resolve(), Path.cwd()
     if again:
-        known = first_row(place)
-        config = {"script.resume_args": "", **known.config}
-        words = words or shlex.split(config["script.command"])
-        resume_args = resume_args or shlex.split(config["script.resume_args"])
-        deterministic, cwd = "script.deterministic" in config, Path(known.cwd or cwd)
+        known = next(stored_rows(place), None)
+        if known is None or "script.command" not in known.config:
+            raise ConfigError(f"--again {path_text(place)}: not a folder of dcpbench script")
+        words = words or shlex.split(known.config["script.command"])
+        resume_args = resume_args or shlex.split(known.config.get("script.resume-args", ""))
+        deterministic, cwd = "script.deterministic" in known.config, Path(known.cwd or cwd)
         if any("***" in word for word in (*words, *resume_args)):
             raise ConfigError("--again: secrets are not stored; add -- and the command, and --resume-args")
     elif not words:
@@ -85,15 +86,8 @@ def main(
     if not again and place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    check, signals = (
-        Check(
-            Command([*words], cwd, place, every, grace, deterministic, saves=saves),
-            resume_args,
-            place,
-            console,
-        ),
-        Signals(),
-    )
+    command = Command([*words], cwd, place, every, grace, deterministic, saves=saves)
+    check, signals = Check(command, resume_args, place, console), Signals()
     signals.obey()
     try:
         if look:
@@ -107,18 +101,6 @@ def main(
         return signals.status(INTERRUPTED)
 
 
-def first_row(folder: Path) -> Row:
-    """Return the first row of an earlier check of a script.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    row = next(stored_rows(folder), None)
-    if row is None or "script.command" not in row.config:
-        raise ConfigError(f"--again {path_text(folder)}: not a folder of dcpbench script")
-    return row
-
-
 class Check:
     """The check of one script in one folder."""
 
@@ -127,6 +109,8 @@ class Check:
         self._hidden = partial(hidden, secrets=secrets_of([*command.words, *resume_words]))
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit, self._note = SweepCode().dcpbench.commit, ""
+        self._reference: Run | None = None
+        self._freezer = Freezer({})
 
     def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
         """Run the command uninterrupted, resume it at each stop, and yield a row when it is written."""
@@ -142,9 +126,12 @@ class Check:
             self._print(f"set for the script: {' '.join(offline)}", "dim")
         self._limit_s = limit_s
         if not stops:
-            reference = self._uninterrupted("reference")
-            stops = chosen(reference)
-        self._frozen_at(stops)
+            stops, gentle = chosen(self._uninterrupted("reference")), 0
+            gentle = sum(stop.startswith(GENTLE) for stop in stops)
+            count = 1 + len(stops) + gentle
+            text = f"{counted(len(stops), 'stop')}: {counted(count, 'more run')}"
+            self._says(f"{text}, about {count * self._seconds:.0f} s")
+        self._frozen = self._uninterrupted("frozen", [stop for stop in stops if not stop.startswith(GENTLE)])
         yield from self._rows(stops)
 
     def rows_again(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
@@ -161,40 +148,26 @@ class Check:
             kept = f"kept: {listed([*copies])}" if copies else "none is kept"
             raise ConfigError(f"{wrong[0]}: no copy of a stop that failed; {kept}")
         stops = stops or [*copies]
-        self._freezer = Freezer([*copies], {}, copies)
+        self._freezer.copies |= copies
         if not self._command.has_out:  # the script is in each copy
             frozen = json.loads((self._place / "frozen" / "frozen.json").read_text())
             for stop in stops:
-                self._command.working.update(copies[stop].folder, frozen["began"])
-        self._print(
-            f"resumed with the script as it now is, from what the earlier one saved: {listed([*stops])}"
-        )
+                self._command.working.copy(copies[stop].folder, frozen["began"])
+        text = "resumed with the script as it now is, from what the earlier one saved"
+        self._print(f"{text}: {listed([*stops])}")
         old = [line for line in lines if line.row and line.row.config["--stop"] in stops]
         keep_lines(self._place, [line for line in lines if line not in old], old)
         yield from self._rows(stops)
 
     def _rows(self, stops: Collection[str]) -> Iterator[Row]:
         """Resume the command at each stop, and yield a row when it is written."""
-
-        @cache
-        def other() -> Run:
-            """Return a second uninterrupted run."""
-            folder = self._place / "reference"
-            if (folder / "again.json").exists():
-                return self._command.recorded(folder, "again")
-            self._says("uninterrupted once more: do two runs repeat?")
-            return self._command.run(folder, "again", self._limit_s, ends=self._reference.ends)
-
         for stop in stops:
             began = time.monotonic()
-            name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
-            name = name if name == f"stop={stop}" else f"{name}-{digest_of(stop)[:4]}"
-            reference_of = other if self._reference is self._frozen else lambda: self._reference
-            verdict, run, at = self._judged(stop, reference_of)
+            verdict, run, at = self._judged(stop)
             verdict = replace(verdict, reason=verdict.reason + self._note)
             seconds = time.monotonic() - began
             again = shlex.join([*program(), "script", "--again", path_text(self._place), f"--stop={stop}"])
-            row = self._row(name, stop, verdict, seconds, run, at, again)
+            row = self._row(stop, verdict, seconds, run, at, again)
             append_row(self._place, row)
             self._line(stop, verdict.word, style_of(row.status), verdict.reason, seconds)
             if verdict.cause:
@@ -216,51 +189,22 @@ class Check:
         files.remove_tree(self._place / "run")
         return 0
 
-    def _frozen_at(self, stops: Collection[str]) -> None:
-        """Make the run that is frozen at stops, and copied; it is the reference if there is none."""
-        places = [stop for stop in stops if not stop.startswith(GENTLE)]
-        self._freezer = Freezer(places, {stop: self._folder(stop) / "out" for stop in places})
-        if hasattr(self, "_reference"):
-            count = 1 + len(places) + 2 * (len(stops) - len(places))
-            seconds = count * self._seconds
-            self._says(f"{counted(len(stops), 'stop')}: {counted(count, 'more run')}, about {seconds:.0f} s")
-            self._says(f"frozen and copied at {listed(places)}")
-            self._frozen = self._command.run(
-                self._place / "frozen",
-                "frozen",
-                self._limit_s,
-                places,
-                self._freezer,
-                ends=self._reference.ends,
-            )
-            if self._frozen.status != 0:  # a collective timed out meanwhile, perhaps
-                self._says(f"it failed, so each stop has a run of its own: {self._frozen.failure}")
-                self._frozen = self._reference
-                self._freezer.fail()
-        else:
-            self._frozen = self._uninterrupted("frozen", places)
-        if self._freezer.copies:
-            self._says(f"stopped for {self._freezer.frozen_s:.1f} s to be copied")
-
-    def _judged(self, stop: str, reference: Callable[[], Run]) -> tuple[Verdict, Run, int | None]:
+    def _judged(self, stop: str) -> tuple[Verdict, Run, int | None]:
         """Resume a stopped run, and return the verdict with its last run, and the step at which it was
         stopped."""
-        folder, frozen, ranks = self._folder(stop), self._frozen, len(self._reference.ranks)
+        folder, frozen, ranks = self._folder(stop), self._frozen, len(self._frozen.ranks)
         if stop.startswith("rank") and int(stop[4:].partition("@")[0]) >= ranks:
-            text = "there is one rank" if ranks == 1 else f"there are {ranks} ranks"
-            return Verdict("not_reached", f"{text}, from 0"), frozen, None
-        copy, is_due = self._freezer.copies.get(stop), stop.startswith(GENTLE) or self._freezer.has_failed
-        if not is_due and copy is None:
-            records = self._place / "frozen" / "frozen-records"
-            is_due = (records / f"due-{self._freezer.stops.index(stop)}").exists()
-        run: Run = frozen
+            return (
+                Verdict("not_reached", f"there is no such rank: {counted(ranks, 'rank')}, from 0"),
+                frozen,
+                None,
+            )
+        copy, run = self._freezer.copies.get(stop), frozen
         if copy and (folder / "stopped.json").exists():
             run = self._command.recorded(folder, "stopped")
-        elif copy:
-            stopped = Stopped(frozen.until(copy.time), copy, frozen)
-        elif is_due:
+        elif not copy and (stop in self._freezer.copies or stop not in self._freezer.folders):
             self._says(f"{stop}: a run of its own")
-            run, copy = self._command.stop(folder, stop, self._limit_s, self._reference.ends)
+            run, copy = self._command.stop(folder, stop, self._limit_s, frozen.ends)
         if copy is None:
             ended = f"ended with {run.failure if run.status else 'exit status 0'}"
             how = "ran too long" if run.status is None else ended
@@ -268,38 +212,45 @@ class Check:
         if copy.event.get("cut") == "half" and run.synced(copy.event):
             text = "was synced before it was published, so that a power loss does not cut it"
             return Verdict("not_reached", f"{copy.event['path']} {text}"), run, None
-        restarted: Run | None = None
-        if run is not frozen:
-            until_stop, later = run.split(copy.event["t"])
-            run, restarted = (until_stop, later) if later.ranks else (run, None)
-            before = run.until(copy.event["t"])
-            stopped = Stopped(run, copy, frozen, repeats=first_noise(before, frozen) is None)
+        before, later = run.split(copy.event["t"])
+        restarted = later if stop.startswith(GENTLE) and later.ranks else None
+        run = before if restarted else run
+        repeats = first_noise(run.until(copy.event["t"]), frozen) is None
+        stopped = Stopped(run.until(copy.time), copy, frozen, repeats)
 
         def resume(name: str, text: str) -> Run:
             self._says(f"{stop}: {text}")
             newest = family(stopped, ()).newest or 0
             ends = frozen.ends and max(2, frozen.ends - newest)  # in steps of its own, from the newest one
-            return self._command.run(
-                folder, name, self._limit_s, source=copy, more=self._resume_words, ends=ends
-            )
+            more = self._resume_words
+            return self._command.run(folder, name, self._limit_s, source=copy, more=more, ends=ends)
 
         def restart() -> Run:
             self._says(f"{stop}: once more: does it repeat?")
-            again, copy = self._command.stop(folder / "again", stop, self._limit_s, self._reference.ends)
+            again, copy = self._command.stop(folder / "again", stop, self._limit_s, frozen.ends)
             return again.split(copy.event["t"])[1] if copy else again
 
         if restarted:
             self._says(f"{stop}: its launcher resumed it")
             Copy.about(copy.folder).unlink()  # it is no crash's, and cannot be resumed
-            resumed, runs = restarted, Runs(cache(restart), reference)
-        else:
-            resumed = resume("resumed", "resumed")
-            runs = Runs(cache(lambda: resume("again", "resumed once more: does it repeat?")), reference)
+        resumed = restarted or resume("resumed", "resumed")
+        second = restart if restarted else lambda: resume("again", "resumed once more: does it repeat?")
         words = [word.replace(OUT, "") for word in (*self._command.words, *self._resume_words) if OUT in word]
-        verdict = judge(stopped, resumed, runs, words, is_given="{newest:" in shlex.join(self._resume_words))
+        is_given = "{newest:" in shlex.join(self._resume_words)
+        verdict = judge(stopped, resumed, Runs(cache(second), self._other), words, is_given)
         if self._resume_words and not resume_words(self._resume_words, copy, copy.folder):
             verdict = replace(verdict, reason=f"{verdict.reason}; without --resume-args, as no path fits yet")
         return verdict, resumed, copy.event["k"] + 1
+
+    def _other(self) -> Run:
+        """Return an uninterrupted run that is not the frozen one."""
+        folder = self._place / "reference"
+        if self._reference and self._reference is not self._frozen:
+            return self._reference
+        if (folder / "again.json").exists():
+            return self._command.recorded(folder, "again")
+        self._says("uninterrupted once more: do two runs repeat?")
+        return self._command.run(folder, "again", self._limit_s, ends=self._frozen.ends)
 
     def _folder(self, stop: str) -> Path:
         """Return the folder of the records of a stop."""
@@ -326,19 +277,34 @@ class Check:
         return 1 if failed else 0 if exact and len(exact) == len(deciding) else WRONG_CONFIGURATION
 
     def _uninterrupted(self, name: str, stops: Sequence[str] = ()) -> Run:
-        """Run the command to its end, perhaps frozen at stops, and write what it ran on."""
-        began, limit_s = time.monotonic(), self._limit_s
+        """Run the command to its end, perhaps frozen at stops. The first such run is the reference."""
+        began, reference = time.monotonic(), self._reference
         self._says("uninterrupted" + (f", frozen and copied at {listed([*stops])}" if stops else ""))
-        run = self._command.run(self._place / name, name, limit_s, stops, self._freezer if stops else None)
-        if stops and run.status and self._freezer.copies:  # a collective timed out meanwhile, perhaps
+        self._freezer = Freezer({stop: self._folder(stop) / "out" for stop in stops})
+        ends = reference.ends if reference else 0
+        run = self._command.run(self._place / name, name, self._limit_s, self._freezer, ends=ends)
+        if run.status != 0 and (
+            reference or self._freezer.copies
+        ):  # a collective timed out meanwhile, perhaps
             self._says(f"it failed, so each stop has a run of its own: {run.failure}")
-            self._freezer.fail()
-            return self._uninterrupted("reference")
-        self._seconds = seconds = time.monotonic() - began
-        broken = listed(run.broken)
+            self._freezer = Freezer({})
+            return reference or self._uninterrupted("reference")
+        if self._freezer.copies:
+            self._says(f"stopped for {self._freezer.frozen_s:.1f} s to be copied")
+        if not reference:
+            self._reference = run
+            self._describe(name, run, time.monotonic() - began)
+        return run
+
+    def _describe(self, name: str, run: Run, seconds: float) -> None:
+        """Print what the reference did, and write what it ran on.
+
+        Raises:
+            ConfigError: it did nothing that can be judged.
+        """
         saves = [str(date) for date in sorted({member.date for member in likely_checkpoints(run)})]
         where = f"below {OUT}" if self._command.has_out else "in the working folder"
-        problem = problem_of(run, self._command, self._place / "unrecorded", limit_s, seconds)
+        problem = problem_of(run, self._command, self._place / "unrecorded", self._limit_s, seconds)
         if not run.disk.versions:
             path = next((path for path in self._command.out.rglob("*") if path.is_file()), None)
             seen = f", and {path.name} was written by a library" if path and self._command.has_out else ""
@@ -348,30 +314,28 @@ class Check:
         machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}
         machine |= {name: run.about[name] for name in ("torch", "python")}
         write_json(self._place / ENVIRONMENT_JSON, machine)
-        self._limit_s = min(limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
+        self._seconds, self._limit_s = seconds, min(self._limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
         size = f"{counted(run.length, 'step')} on {counted(len(run.ranks), 'rank')}"
         saved = f"saves after step {listed(saves, 6)}" if saves else "no save was recognized"
         self._line(name, "", "", f"{size}, {saved}", seconds)
-        self._reference = run
-        if broken:
-            self._print(f"    not all was recorded: {broken}")
-        return run
+        if run.broken:
+            self._print(f"    not all was recorded: {listed(run.broken)}")
 
-    def _row(
-        self, name: str, stop: str, verdict: Verdict, seconds: float, run: Run, at: int | None, again: str
-    ) -> Row:
+    def _row(self, stop: str, verdict: Verdict, seconds: float, run: Run, at: int | None, again: str) -> Row:
         """Return the row of a stop, and write the issue of one that failed."""
-        about, words, every = self._reference.about, self._command.words, self._command.every
+        about, words, first = self._frozen.about, self._command.words, verdict.first
         scripts = [Path(word) for word in words if word.endswith(".py")]
         sources = [path for path in (self._command.cwd / path for path in scripts) if path.is_file()]
         parallel = [name for kind, name in PARALLEL.items() if kind in about["classes"]]
-        first, resume = verdict.first, shlex.join(self._resume_words)
-        options = [f"--resume-args={resume}"] * bool(resume) + [f"--every={every}"] * (every > 1)
+        known = {
+            "resume-args": self._hidden(shlex.join(self._resume_words)),
+            "every": "" if self._command.every == 1 else str(self._command.every),
+            "saves": str(self._command.saves or ""),
+            "deterministic": "true" if self._command.deterministic else "",
+        }
+        options = [f"--{name}={value}".removesuffix("=true") for name, value in known.items() if value]
         config = {"script.command": self._hidden(shlex.join(words)), "--stop": stop}
-        options += [f"--saves={self._command.saves}"] * bool(self._command.saves)
-        options += ["--deterministic"] * self._command.deterministic
-        config |= {"script.deterministic": "true"} if self._command.deterministic else {}
-        config |= {"script.resume_args": self._hidden(resume)} if resume else {}
+        config |= {f"script.{name}": value for name, value in known.items() if value}
         status = STATUS[verdict.word]
         resumed = {str(verdict.loaded): losses(run)} if verdict.loaded is not None else {}
         loaded = [verdict.loaded] * bool(verdict.loaded)
@@ -389,7 +353,7 @@ class Check:
         if status == "fail":
             details |= {"issue": f"{self._folder(stop).name}/issue.md", "after_repair": self._hidden(again)}
         row = Row(
-            cell=name,
+            cell=f"stop={stop}",
             status=status,
             reason=self._hidden(f"{verdict.word}: {verdict.reason}"),
             axes={

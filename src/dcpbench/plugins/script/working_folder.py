@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 _LEFT_OUT = {".git", ".hg", ".svn", "__pycache__", ".cache", ".tox", ".nox", "node_modules"}
@@ -18,26 +18,26 @@ class WorkingFolder:
     @property
     def size(self) -> int:
         """The bytes that are copied."""
-        return sum(path.stat().st_size for path in self._files())
-
-    def _files(self) -> Iterator[Path]:
-        """Yield the files that are copied."""
+        size = 0
         for folder, folders, names in os.walk(self._folder):
             left_out = self._left_out(folder, folders)
             folders[:] = [name for name in folders if name not in left_out]
-            paths = [Path(folder, name) for name in names]
-            yield from (path for path in paths if path.is_file() and not path.is_symlink())
+            paths = [path for name in names if not (path := Path(folder, name)).is_symlink()]
+            size += sum(path.stat().st_size for path in paths if path.is_file())
+        return size
 
-    def update(self, target: Path, since: float) -> None:
-        """Copy the files that were changed since a time, in seconds of the epoch, into an earlier copy."""
-        for path in [path for path in self._files() if path.stat().st_ctime > since]:
-            place = target / path.relative_to(self._folder)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, place)
+    def copy(self, target: Path, since: float = 0.0) -> None:
+        """Copy it, or what was changed since a time, in seconds of the epoch, into an earlier copy. A
+        relative link to a place that is not copied becomes an absolute one."""
 
-    def copy(self, target: Path) -> None:
-        """Copy it. A relative link to a place that is not copied becomes an absolute one."""
-        shutil.copytree(self._folder, target, symlinks=True, ignore=self._left_out)
+        def left_out(folder: str, names: Sequence[str]) -> list[str]:
+            paths = {name: Path(folder, name) for name in names}
+            old = [
+                name for name, path in paths.items() if not path.is_dir() and path.lstat().st_ctime <= since
+            ]
+            return [*old, *self._left_out(folder, names)]
+
+        shutil.copytree(self._folder, target, symlinks=True, ignore=left_out, dirs_exist_ok=True)
         for folder, folders, names in os.walk(target):
             for link in (path for name in folders + names if (path := Path(folder, name)).is_symlink()):
                 source = (self._folder / link.relative_to(target)).parent / link.readlink()

@@ -66,7 +66,7 @@ def _protect(log: Log, event: str, *args: Any) -> None:
     """End this process at once if the event would change a file of the user."""
     if path := log.protection.harmed(event, args):
         log.write("harm", path=path, change=event)
-        open(log.harm_mark, "w").close()
+        log.mark("harm")
         signal.raise_signal(signal.SIGKILL)
 
 
@@ -193,5 +193,5 @@ def _saving(log: Log, path: str, value: Any) -> None:
     """Record what is saved."""
     from .digests import fetched, held  # imports torch
 
-    open(log.save_mark, "w").close()
+    log.mark(f"saved-{log.steps}")
     log.write("save", path=path, **fetched({"content": held(value)}))

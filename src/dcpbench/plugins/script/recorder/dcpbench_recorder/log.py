@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,11 +25,10 @@ class Log:
             known = json.load(file)
         self.folder: str = known["records"]
         self.root: str = known["watched"]
-        self.every: int = known["every"]
-        self.deterministic: bool = known.get("deterministic", False)
+        self.every, self.deterministic, self.ends, self.saves = (
+            int(known.get(name, 0)) for name in ("every", "deterministic", "ends", "saves")
+        )
         self.protection = Protection(known)
-        self.ends: int = known.get("ends", 0)
-        self.saves: int = known.get("saves", 0)
         self.stop = Stop(self, known["stops"])
         self.steps = 0
         self.follows_stop = any(name.startswith("stopped-") for name in os.listdir(self.folder))
@@ -48,33 +48,25 @@ class Log:
     def mark_restart(self) -> None:
         """Give the run time if this process resumes it."""
         if self.follows_stop:
-            open(os.path.join(self.folder, "restarted"), "w").close()
+            self.mark("restarted")
 
     @property
-    def rank(self) -> int:
-        """The rank of this process; 0 if it has none."""
+    def place(self) -> tuple[int, int]:
+        """The rank of this process, 0 if it has none, and the number of ranks."""
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank())
-        return int(os.environ.get("RANK") or 0)
+            return int(distributed.get_rank()), int(distributed.get_world_size())
+        return int(os.environ.get("RANK") or 0), 1
 
-    @property
-    def world_size(self) -> int:
-        """The number of ranks; 1 if this process has no rank."""
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_world_size())
-        return 1
+    def path(self, name: str) -> str:
+        """Return the path of a file in the folder of the records, which all processes and dcpbench see."""
+        return os.path.join(self.folder, name)
 
-    @property
-    def save_mark(self) -> str:
-        """The path of a file that exists if any rank has saved after these steps: one may save for all."""
-        return os.path.join(self.folder, f"saved-{self.steps}")
-
-    @property
-    def harm_mark(self) -> str:
-        """The path of a file that exists if a process was ended before it changed a file of the user."""
-        return os.path.join(self.folder, "harm")
+    def mark(self, name: str) -> None:
+        """Make an empty file there: `saved-4` if a rank saved after step 4, since one may save for all;
+        `harm` if a process was ended before it changed a file of the user; `enough` where the run is to end;
+        `restarted` if this process resumes it."""
+        open(self.path(name), "w").close()
 
     def watched(self, path: Any, names_link: bool = False) -> str | None:
         """Return the path of a file below the watched folder; None of others, and of what is not a path. A
@@ -101,7 +93,7 @@ class Log:
     def write(self, event: str, **fields: Any) -> None:
         """Append an event."""
         if self._file is None:
-            name = os.path.join(self.folder, f"{os.getpid()}-{time.time_ns()}.jsonl")
+            name = self.path(f"{os.getpid()}-{time.time_ns()}.jsonl")
             self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         thread = threading.get_ident()
         known = {"e": event, "k": self.steps, "t": time.monotonic()}
@@ -114,9 +106,9 @@ class Log:
 class Stop:
     """The places at which dcpbench stops the run, as they are typed.
 
-    At `kill@`, `write@` and `torn@` the process that is first stops itself, with all its threads, where it
-    is. dcpbench then stops the others, copies the folder or ends the run, and lets all continue. What a cut
-    leaves of a file is made in the copy. At `term@` all processes get the signal, at `rank1@` the rank.
+    At `kill@`, `write@` and `torn@` the process that is there first waits. dcpbench then stops all, copies
+    the folder, and lets them continue or ends the run. What a cut leaves of a file is made in the copy. At
+    `term@` all processes get the signal, at `rank1@` the rank.
     """
 
     def __init__(self, log: Log, texts: list[str]) -> None:
@@ -134,7 +126,7 @@ class Stop:
 
     def before_step(self, number: int) -> None:
         """Make the stops that are due before an optimizer step, counted from 1."""
-        signals = {"term": signal.SIGTERM, f"rank{self._log.rank}": signal.SIGKILL}
+        signals = {"term": signal.SIGTERM, f"rank{self._log.place[0]}": signal.SIGKILL}
         for index, place in enumerate(self._places):
             if place["torn"]:
                 self._freeze(index, path=place["torn"], cut="half")
@@ -145,7 +137,7 @@ class Stop:
                 self._signal(signals[place["kind"]])
         if number and self._is_enough(number):
             self._log.write("enough")
-            open(os.path.join(self._log.folder, "enough"), "w").close()
+            self._log.mark("enough")
             while True:  # until dcpbench ends the run
                 time.sleep(1)
 
@@ -155,11 +147,11 @@ class Stop:
         if self._log.ends or not self._log.saves:
             return 0 < self._log.ends <= number
         names = [name[6:] for name in os.listdir(self._log.folder) if name.startswith("saved-")]
-        before, *dates = sorted({0, *map(int, names)})[: self._log.saves + 1]
+        dates = sorted({0, *map(int, names)})[: self._log.saves + 1]
         steps: list[int] = [place["number"] for place in self._places if not place["part"]]
-        if len(dates) < self._log.saves:
+        if len(dates) <= self._log.saves:
             return False
-        gap = dates[-1] - (dates[-2] if len(dates) > 1 else before)
+        gap = dates[-1] - dates[-2]
         least = dates[-1] + min(gap // 2 + 2, max(1, gap - 1))  # not after the next save
         return number > max([least, *(step + 1 for step in steps)])
 
@@ -175,37 +167,32 @@ class Stop:
                 place["torn"] = to or path
             elif place["seen"] == place["number"]:
                 cut = "empty" if truncates else "made" if opens else ""
-                self._freeze(index, path=path if opens else "", cut=cut, change=True)
+                self._freeze(index, path=path if opens else "", cut=cut)
 
-    def _freeze(self, index: int, path: str = "", cut: str = "", change: bool = False) -> None:
-        """Stop this process, unless another one was first; then wait until dcpbench has seen to the stop."""
-        own, due, done, on = (
-            os.path.join(self._log.folder, f"{word}-{index}") for word in (os.getpid(), "due", "done", "on")
-        )
-        event = {"e": "stop", "k": self._log.steps, "t": time.monotonic(), "pid": os.getpid()}
+    def _freeze(self, index: int, path: str = "", cut: str = "") -> None:
+        """Wait until dcpbench has seen to a stop, at which another process can have been first."""
+        own, due, done = (self._log.path(f"{word}-{index}") for word in (os.getpid(), "due", "done"))
         with open(own, "w") as file:
-            json.dump({**event, "path": path, "cut": cut, "change": change}, file)
-        try:
+            json.dump({"k": self._log.steps, "t": time.monotonic(), "path": path, "cut": cut}, file)
+        with contextlib.suppress(FileExistsError):
             os.link(own, due)
-        except FileExistsError:
-            on = own
-        else:
-            signal.raise_signal(signal.SIGSTOP)
-        while not os.path.exists(done):  # not copied yet, or continued too early by another program
+        while not os.path.exists(done):
             time.sleep(0.002)
-        open(on, "w").close()
 
     def _signal(self, number: int) -> None:
         """Take a signal, the first time that a launcher starts this process. SIGTERM is sent by dcpbench to
         all processes, as launchers and schedulers do, as soon as all ranks are here."""
-        marker = os.path.join(self._log.folder, f"stopped-{self._log.rank}")
+        rank, count = self._log.place
+        marker = self._log.path(f"stopped-{rank}")
         if self._log.follows_stop or os.path.exists(marker):
             return
         handles = number == signal.SIGTERM and signal.getsignal(number) != signal.SIG_DFL
-        self._log.write("stop", path="", cut="", change=False)
+        self._log.write("stop", path="", cut="")
         with open(f"{marker}.tmp", "w") as file:
-            json.dump([self._log.world_size, os.getpid(), handles], file)
+            json.dump([count, os.getpid(), handles], file)
         os.rename(file.name, marker)
+        if number == signal.SIGKILL:
+            signal.raise_signal(number)  # to this thread, which does not run on
         if handles:
             hook = sys.excepthook
 
@@ -215,8 +202,5 @@ class Stop:
                 hook(kind, error, trace)
 
             sys.excepthook = failed
-        if number == signal.SIGTERM:
-            while not os.path.exists(os.path.join(self._log.folder, "signalled")):
-                time.sleep(0.002)
-        else:
-            signal.raise_signal(number)  # to this thread, which does not run on
+        while not os.path.exists(self._log.path("signalled")):
+            time.sleep(0.002)

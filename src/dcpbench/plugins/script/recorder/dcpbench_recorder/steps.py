@@ -121,7 +121,9 @@ class Steps:
             if name.partition(".")[0] not in ("params", "param_names")
         }
         parts = {"hyper": hyper, **self._parts}
-        if self._counts[number] % self._log.every == 0 or os.path.exists(self._log.save_mark):
+        if self._counts[number] % self._log.every == 0 or os.path.exists(
+            self._log.path(f"saved-{self._log.steps}")
+        ):
             parts |= self._state(optimizer)
         if not self._counts:
             self._log.write("about", **self._about())
@@ -129,7 +131,7 @@ class Steps:
         for name, bits in parts["loss"].items():  # as text, in which NaN equals NaN
             parts["loss"][name] = repr(torch.tensor(bits, device="cpu").view(torch.float64).item())
         steps = self._log.steps + bool(number and 0 in self._recorded)  # an inner optimizer: of that step
-        self._log.write("step", rank=self._log.rank, optimizer=number, parts=parts, k=steps)
+        self._log.write("step", rank=self._log.place[0], optimizer=number, parts=parts, k=steps)
         self._begin()
 
     def _state(self, optimizer: Any) -> Parts:
@@ -264,7 +266,7 @@ def _restores(function: Callable[..., Any], name: str, log: Log) -> Callable[...
     def recorded(new_state: Any, *args: Any, **kwargs: Any) -> Any:
         if not log.steps and not _is_traced():
             log.guarded(
-                lambda: log.write("generator", name=name, rank=log.rank, **digests({"digest": new_state}))
+                lambda: log.write("generator", name=name, rank=log.place[0], **digests({"digest": new_state}))
             )
         return function(new_state, *args, **kwargs)
 
