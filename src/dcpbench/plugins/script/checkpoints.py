@@ -7,7 +7,7 @@ opens before its own.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations, pairwise
@@ -44,15 +44,25 @@ class Save:
 
 
 @dataclass(eq=False)
+class Place:
+    """A path of a version of a file, from and until when it had it, and whether it was renamed then."""
+
+    path: str
+    version: "Version"
+    begins: float
+    ends: float = math.inf
+    is_renamed: bool = False
+
+
+@dataclass(eq=False)
 class Version:
     """A content of a file: after how many steps and by which process it was written, the call that saved it,
-    and the file's paths with the times from and until which they had this content, and whether it was renamed
-    then."""
+    and the file's places."""
 
     date: int
     process: str
     save: Save | None = None
-    paths: list[tuple[str, float, float, bool]] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
 
     @property
     def content(self) -> Named:
@@ -62,35 +72,41 @@ class Version:
     def paths_at(self, time: float) -> list[str]:
         """Return the paths at which the file has this content at a time."""
         return [
-            path
-            for path, begins, ends, _ in self.paths
-            if begins <= time and (time < ends or ends == math.inf)
+            of.path for of in self.places if of.begins <= time and (time < of.ends or of.ends == math.inf)
         ]
 
 
 class Disk:
-    """The contents of the files of a run below the watched folder, by the events of all its processes."""
+    """The contents of the files of a run below the watched folder, by the events of all its processes.
+
+    A thread that makes no steps, and another process, write later than they were asked to: the weights that
+    they save show after which step.
+    """
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.versions: list[Version] = []
         self.saves: list[Save] = []
-        self._current: dict[str, Version] = {}
-        self._dates = _Dates(events)
+        self._current: dict[str, Place] = {}
+        steps = [event for event in events if event["e"] == "step"]
+        self._trains = {event["process"] for event in steps}
+        recorded = [event for event in steps if event["parts"].get("weights") and not event["optimizer"]]
+        self._weights = [(event["k"], {*event["parts"]["weights"].values()}) for event in recorded]
+        self._now = 0
+        self._dates: dict[Any, int] = {}  # of the last save, by process and thread, and by folded path
         active: dict[tuple[str, str], Save] = {}  # by process and path
         elsewhere: dict[str, Save] = {}  # by process: saves into memory or another folder
         copied: dict[str, Version] = {}
         for event in events:
-            self._dates.see(event)
+            self._now = max(self._now, event["k"])
             kind, path, time, process = event["e"], event.get("path", ""), event["t"], event["process"]
-            if kind == "save" and (
-                process in self._dates.trains or not any(path == place for _, place in active)
-            ):  # and not by the process of an upload, whose rank has recorded it
-                date, by_thread = self._dates.of_save(event), "thread" in event
+            if kind == "save" and (process in self._trains or not any(path == of for _, of in active)):
+                # and not by the process of an upload, whose rank has recorded it
+                date, by_thread = self._date_of_save(event), "thread" in event
                 save = Save(process, path, date, event["content"], time, by_thread=by_thread)
                 self.saves.append(save)
-                version = self._current.get(path)
-                if version and version.date == save.date and not version.save:  # opened before it is saved
-                    version.save = save
+                place = self._current.get(path)
+                if place and place.version.date == date and not place.version.save:
+                    place.version.save = save  # opened before it is saved
                 active[process, path] = save
                 if path == ELSEWHERE:
                     elsewhere[process] = save
@@ -100,19 +116,16 @@ class Disk:
             elif kind == "open":
                 around = [save for save in active.values() if is_in(path, save.path)]
                 save_of = around[-1] if around else elsewhere.pop(process, None)
-                date = self._dates.of(event)
+                date = self._date(event)
                 if not around and save_of and save_of.date != date and "thread" not in event:
                     save_of = None
-                version = copied.pop(path, None) or Version(
-                    save_of.date if save_of else date, process, save_of
-                )
-                self._put(version, path, time)
-            elif kind == "copy":
-                if path in self._current:
-                    copied[event["to"]] = self._current[path]
+                version = Version(save_of.date if save_of else date, process, save_of)
+                self._put(copied.pop(path, version), path, time)
+            elif kind == "copy" and path in self._current:
+                copied[event["to"]] = self._current[path].version
             elif kind in ("rename", "remove", "link"):
                 for name in [name for name in self._current if is_in(name, path)]:
-                    version = self._current[name]
+                    version = self._current[name].version
                     if kind != "link":
                         self._end(name, time, is_renamed=kind == "rename")
                     if kind != "remove":
@@ -126,65 +139,45 @@ class Disk:
 
     def _put(self, version: Version, path: str, time: float) -> None:
         self._end(path, time)
-        self._current[path] = version
-        version.paths.append((path, time, math.inf, False))
-        if len(version.paths) == 1:
+        place = self._current[path] = Place(path, version, time)
+        version.places.append(place)
+        if len(version.places) == 1:
             self.versions.append(version)
 
     def _end(self, path: str, time: float, is_renamed: bool = False) -> None:
-        if version := self._current.pop(path, None):
-            place = next(
-                place for place, had in enumerate(version.paths) if had[0] == path and had[2] == math.inf
-            )
-            version.paths[place] = (*version.paths[place][:2], time, is_renamed)
+        if place := self._current.pop(path, None):
+            place.ends, place.is_renamed = time, is_renamed
 
-
-class _Dates:
-    """After how many steps something was written. A thread that makes no steps, and another process, write
-    later than they were asked to: the weights that they save tell after which step."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        steps = [event for event in events if event["e"] == "step"]
-        self.trains = {event["process"] for event in steps}
-        recorded = [event for event in steps if event["parts"].get("weights") and not event["optimizer"]]
-        self._weights = [(event["k"], {*event["parts"]["weights"].values()}) for event in recorded]
-        self._now = 0
-        self._last: dict[tuple[str, int], int] = {}  # by process and thread
-        self._of_path: dict[str, int] = {}
-
-    def see(self, event: Event) -> None:
-        """Follow the steps."""
-        self._now = max(self._now, event["k"])
-
-    def of(self, event: Event) -> int:
-        """Return the date of a write."""
+    def _date(self, event: Event) -> int:
+        """Return after how many steps something is written."""
         if self._is_exact(event):
             return int(event["k"])
-        return self._last.get((event["process"], event.get("thread", 0)), event["k"] or self._now)
+        return self._dates.get((event["process"], event.get("thread", 0)), event["k"] or self._now)
 
-    def of_save(self, event: Event) -> int:
-        """Return the date of a call that saves."""
+    def _date_of_save(self, event: Event) -> int:
         date, name = event["k"] or self._now, folded(event["path"])
         if not self._is_exact(event):
             content = {*event["content"].values()}
             same = max((done for done, of in self._weights if done <= date and of <= content), default=0)
             # After the last step weights are not known, and an average can have those of an earlier one.
-            date = same if same > self._of_path.get(name, 0) else date
-            self._last[event["process"], event.get("thread", 0)] = date
-        self._of_path[name] = date
+            date = same if same > self._dates.get(name, 0) else date
+            self._dates[event["process"], event.get("thread", 0)] = date
+        self._dates[name] = date
         return int(date)
 
     def _is_exact(self, event: Event) -> bool:
-        return (event["process"] in self.trains and "thread" not in event) or not self._now
+        return (event["process"] in self._trains and "thread" not in event) or not self._now
 
 
 @dataclass(frozen=True)
 class Member:
-    """A checkpoint of a family: after how many steps it was saved, its versions, and what it lacks."""
+    """A checkpoint of a family: after how many steps it was saved, its versions, what it lacks, and those of
+    its paths that the resume opened."""
 
     date: int
-    versions: Sequence[Version]
-    missing: str
+    versions: Sequence[Version] = ()
+    missing: str = ""
+    opened: Sequence[str] = ()
 
 
 class Family:
@@ -215,45 +208,37 @@ class Family:
     ) -> None:
         self._time, self._opened, self._cut, self._state = time, opened, cut, state
         self._classes = _classes(disk.versions, known.versions)
-        self._uploads = sorted(
-            (save.ended, save.date) for save in (*known.saves, *disk.saves) if save.is_upload
-        )
+        names = {folded(path) for version in disk.versions for path in self._opened_of(version)}
         for of in self._classes:
-            of.publish({folded(path) for version in disk.versions for path in version.paths_at(time)
-                        if self._is_opened(path)}, known.versions)  # fmt: skip
-        chosen = self._chosen(taken)
-        self.members = [*self._members(chosen, time)]
+            of.publish(names, known.versions)
+        saves = [save for save in (*known.saves, *disk.saves) if save.is_upload]
+        chosen = self._chosen(taken, sorted((save.ended, save.date) for save in saves))
+        self.members = self._members(chosen, time)
         """The checkpoints, the newest first."""
-        self.newest = next((member.date for member in self.members if not member.missing), None)
+        self.newest = _newest(self.members)
         """The date of the newest complete one."""
-        lost = self._lost(chosen)
+        ends = {place.ends for of in chosen for version in of.versions_own for place in version.places}
+        past = sorted((end for end in ends if end <= time and end < math.inf), reverse=True)
+        before = (_newest(self._members(chosen, math.nextafter(end, 0))) for end in past)
+        lost = next(filter(None, before), 0)
         self.lost = lost if self.newest is None or lost == self.members[0].date > self.newest else 0
-        """The date of one that was complete and was removed: of the newest of all, or where none is left."""
+        """The date of one that was complete until a file of it was removed or overwritten: of the newest of
+        all, or where none is left."""
 
-    def paths(self, date: int) -> list[str]:
-        """Return the opened paths of a checkpoint."""
-        return [*dict.fromkeys(
-            path
-            for member in self.members if member.date == date
-            for version in member.versions
-            for path in version.paths_at(self._time) if self._is_opened(path)
-        )]  # fmt: skip
+    def of(self, date: int) -> Member:
+        """Return the checkpoint of a date; an empty one if there is none."""
+        return next((member for member in self.members if member.date == date), Member(date))
 
-    def missing(self, date: int) -> str:
-        """Return what is missing of a checkpoint; empty if it is complete, or there is none."""
-        return next((member.missing for member in self.members if member.date == date), "")
+    def _opened_of(self, *versions: Version) -> list[str]:
+        """Return the paths of versions that the resume opened."""
+        paths = dict.fromkeys(path for version in versions for path in version.paths_at(self._time))
+        return [path for path in paths if any(is_in(path, opened) for opened in self._opened)]
 
-    def _is_opened(self, path: str) -> bool:
-        return any(is_in(path, opened) for opened in self._opened)
-
-    def _chosen(self, taken: int | None) -> list["_Class"]:
+    def _chosen(self, taken: int | None, uploads: Sequence[tuple[float, int]]) -> list["_Class"]:
         """Return the classes of the family."""
-        opened = [  # or looked for in vain
-            of
-            for of in self._classes
-            if of.dates[-1]
-            and (of.published(self._opened) or any(map(self._is_opened, of.paths_at(self._time))))
-        ]
+        dated = [of for of in self._classes if of.dates[-1]]
+        # or looked for in vain
+        opened = [of for of in dated if of.published(self._opened) or self._opened_of(*of.versions_own)]
         state = [of for of in self._classes if of.contains(self._state)]
         if not opened:  # then those that have most: exports and best weights are not meant to be resumed
             most = max((of.size for of in state), default=0)
@@ -263,33 +248,31 @@ class Family:
         else:  # it failed before it read them, perhaps
             state = [of for of in state if any(_same_dates(of.dates, other.dates) for other in opened)]
         families: dict[tuple[int, ...], list[_Class]] = {}
-        others = opened if taken is not None or opened else [of for of in self._classes if of.dates[-1]]
+        others = opened if taken is not None or opened else dated
         for of in state or [of for of in others if of.size] or others:
             key = next((key for key in families if _same_dates(key, of.dates)), tuple(of.dates))
             families.setdefault(key, []).append(of)
 
         def fits(key: tuple[int, ...]) -> tuple[bool, bool, int]:
-            members = self._members(families[key], self._time)
-            newest = next((member.date for member in members if not member.missing), None)
+            newest = _newest(self._members(families[key], self._time))
             return taken in key, taken == newest, sum(of.size for of in families[key])
 
         if not families:
             return []
         dates = max(families, key=fits)
+        chosen, all_but_last = families[dates], {*dates[:-1]}
         for of in opened:
-            if not of.size and not {*dates[:-1]} <= {*of.dates}:
-                of.follow(self._uploads)
+            if not of.size and not all_but_last <= {*of.dates}:
+                of.follow(uploads)
         # A file without a state, such as a pointer or a scheduler's, is part if it is written each time.
-        return families[dates] + [
-            of
-            for of in opened
-            if of not in families[dates] and {*dates[:-1]} <= {*of.dates} and not of.contains(self._state)
-        ]
+        parts = [of for of in opened if all_but_last <= {*of.dates} and not of.contains(self._state)]
+        return chosen + [of for of in parts if of not in chosen]
 
-    def _members(self, classes: Sequence["_Class"], time: float) -> Iterator[Member]:
-        """Yield the checkpoints at a time, the newest first."""
+    def _members(self, classes: Sequence["_Class"], time: float) -> list[Member]:
+        """Return the checkpoints at a time, the newest first."""
+        members = []
         for date in sorted({date for of in classes for date in of.own}, reverse=True):
-            missing = []
+            missing: list[str] = []
             for of in classes:
                 later = [version for other, own in of.own.items() if other >= date for version in own]
                 if not of.size and self._is_whole(of, later, time):
@@ -301,7 +284,8 @@ class Family:
                 if not bad and len(files) < of.least:
                     missing.append(f"{of.name} is missing" if not files else f"part of {of.name} is missing")
             versions = [version for of in classes for version in of.own.get(date, ())]
-            yield Member(date, versions, listed(missing, 2))
+            members.append(Member(date, versions, listed(missing, 2), self._opened_of(*versions)))
+        return members
 
     def _is_whole(self, of: "_Class", versions: Iterable[Version], time: float) -> bool:
         """Tell whether one of these versions has a path that is not temporary, and is not being written."""
@@ -313,57 +297,50 @@ class Family:
             for path in of.published(version.paths_at(time))
         )
 
-    def _lost(self, classes: Sequence["_Class"]) -> int:
-        """Return the date of a checkpoint that was complete until a file of it was removed or overwritten."""
-        versions = [version for of in classes for own in of.own.values() for version in own]
-        ends = {end for version in versions for _, _, end, _ in version.paths if end <= self._time} - {
-            math.inf
-        }
-        before = (self._members(classes, math.nextafter(end, 0)) for end in sorted(ends, reverse=True))
-        complete = (member.date for members in before for member in members if not member.missing)
-        return next(complete, 0)
+
+def _newest(members: Iterable[Member]) -> int | None:
+    """Return the date of the first complete checkpoint."""
+    return next((member.date for member in members if not member.missing), None)
 
 
 class _Class:
-    """Files that are one another's older or newer versions."""
+    """Files that are one another's older or newer versions: of a `known` run, and of the stopped one."""
 
-    def __init__(
-        self, name: str, known: Sequence[Version], own: Sequence[Version], published: Collection[str]
-    ) -> None:
-        self.name, self._published = name, {*published}
-        self.own = _by_date(own)
-        """The versions of the stopped run, by their dates."""
-        both = _by_date(dict.fromkeys((*known, *own)))
-        self._versions = [version for of_date in both.values() for version in of_date]
-        self.dates = sorted(both)
+    def __init__(self, names: Sequence[str], known: Sequence[Version], own: Sequence[Version]) -> None:
+        self.name, self._published = names[0], {*names}
+        self.versions_own, self._versions = own, [*dict.fromkeys((*known, *own))]
         self.size = max(len(version.content) for version in self._versions)
         """How many values a version contains."""
+        both = self._date(lambda version: version.date)
         self.least = min([len(self.files(both[date])) for date in self.dates[:-1]] or [1])
         """How many files each checkpoint has, but perhaps for the last, which can be in flight."""
+
+    def _date(self, date: Callable[[Version], int]) -> Mapping[int, list[Version]]:
+        """Set the dates of the versions, and return all by their dates."""
+        own, both = defaultdict[int, list[Version]](list), defaultdict[int, list[Version]](list)
+        for version in self.versions_own:
+            own[date(version)].append(version)
+        for version in self._versions:
+            both[date(version)].append(version)
+        self.own: Mapping[int, list[Version]] = dict(own)
+        self.dates = sorted(both)
+        return both
 
     def follow(self, uploads: Sequence[tuple[float, int]]) -> None:
         """Date the files by the last of these uploads, by their ends and dates, that had ended before: a
         pointer can be written as late as at the next save."""
-
-        def of_upload(dates: Mapping[int, Sequence[Version]]) -> dict[int, list[Version]]:
-            found: defaultdict[int, list[Version]] = defaultdict(list)
-            for version in (version for versions in dates.values() for version in versions):
-                ended = [date for end, date in uploads if end <= version.paths[0][1]]
-                found[ended[-1] if ended else version.date].append(version)
-            return found
-
-        self.own = of_upload(self.own)
-        self.dates = sorted(of_upload(_by_date(self._versions)))
-
-    def paths_at(self, time: float) -> list[str]:
-        """Return the paths of the stopped run's versions at a time."""
-        return [path for own in self.own.values() for version in own for path in version.paths_at(time)]
+        self._date(
+            lambda version: [
+                version.date,
+                *(date for end, date in uploads if end <= version.places[0].begins),
+            ][-1]
+        )
 
     def files(self, versions: Iterable[Version]) -> dict[str, list[Version]]:
         """Return versions by the first path at which they are not temporary; empty if there is none."""
         files: dict[str, list[Version]] = {}
         for version in versions:
-            path = next(iter(self.published(path for path, *_ in version.paths)), "")
+            path = next(iter(self.published(place.path for place in version.places)), "")
             same = (name for name, of in files.items() if _are_doubles([version], of, (path, name)))
             files.setdefault(next(same, path), []).append(version)
         return files
@@ -376,7 +353,7 @@ class _Class:
         """Regard only `opened` names as published if each known version gets one in the end: the others are
         stages on the way to it, such as a local file before its upload. A backup's name comes too late."""
         names = self._published & {*opened}
-        mine = [{folded(path) for path, *_ in version.paths} for version in known]
+        mine = [{folded(place.path) for place in version.places} for version in known]
         if names and all(names & of for of in mine if self._published & of):
             self._published = names
 
@@ -387,55 +364,43 @@ class _Class:
 
 def _classes(own: Sequence[Version], known: Sequence[Version]) -> list[_Class]:
     """Return the classes of files that are not temporary."""
-    of_known, of_own = _by_name(known), _by_name(own)
+    places = defaultdict[str, dict[Version, Place]](dict)  # by name, the last of each version
+    for version in (*known, *own):
+        for place in version.places:
+            places[folded(place.path)][version] = place
+    of_known = {*known}
     # From a temporary name each version is moved away; from a backup's, or a slot's, not the last one.
-    published = sorted(
-        name
-        for name in {**of_known, **of_own}
-        if not all(is_renamed for _, is_renamed in of_known.get(name) or of_own[name])
-    )
-    parents = {name: name for name in published}
+    groups = [
+        {name}
+        for name, of in sorted(places.items())
+        if not all(
+            place.is_renamed
+            for version, place in of.items()
+            if version in of_known or not of_known & of.keys()
+        )
+    ]
+    published = [name for group in groups for name in group]
 
-    def root(name: str) -> str:
-        while parents[name] != name:
-            name = parents[name]
-        return name
+    def join(names: Collection[str]) -> None:
+        touched = [group for group in groups if group & {*names}]
+        groups[:] = [group for group in groups if group not in touched] + [set().union(*touched)] * bool(
+            touched
+        )
 
     for version in (*known, *own):
-        names = [name for path, *_ in version.paths if (name := folded(path)) in parents]
-        for name in names[1:]:
-            parents[root(name)] = root(names[0])
+        join({name for place in version.places if (name := folded(place.path)) in published})
     for name, other in combinations(published, 2):
-        some, others = ([version for version, _ in of_known[of]] for of in (name, other))
+        some, others = ([version for version in places[of] if version in of_known] for of in (name, other))
         if _take_turns(some, others) or _are_doubles(some, others, (name, other)):
-            parents[root(other)] = root(name)
-    classes: defaultdict[str, list[str]] = defaultdict(list)
-    for name in published:
-        classes[root(name)].append(name)
+            join({name, other})
 
-    def versions(of: Mapping[str, list[tuple[Version, bool]]], names: Iterable[str]) -> list[Version]:
-        return [version for name in names for version, _ in of.get(name, ())]
+    def versions(names: Iterable[str], of: Collection[Version]) -> list[Version]:
+        return [*dict.fromkeys(version for name in names for version in places[name] if version in of)]
 
     return [
-        _Class(names[0], versions(of_known, names), versions(of_own, names), names)
-        for names in classes.values()
+        _Class(names, versions(names, of_known), versions(names, {*own}))
+        for names in sorted(map(sorted, groups))
     ]
-
-
-def _by_date(versions: Iterable[Version]) -> dict[int, list[Version]]:
-    by_date: defaultdict[int, list[Version]] = defaultdict(list)
-    for version in dict.fromkeys(versions):
-        by_date[version.date].append(version)
-    return by_date
-
-
-def _by_name(versions: Iterable[Version]) -> defaultdict[str, list[tuple[Version, bool]]]:
-    """Return the versions that had each folded name, and whether they were renamed to another one."""
-    groups: defaultdict[str, list[tuple[Version, bool]]] = defaultdict(list)
-    for version in versions:
-        for name, is_renamed in {folded(path): renamed for path, _, _, renamed in version.paths}.items():
-            groups[name].append((version, is_renamed))
-    return groups
 
 
 def _take_turns(some: Sequence[Version], others: Sequence[Version]) -> bool:
@@ -451,14 +416,11 @@ def _are_doubles(some: Sequence[Version], others: Sequence[Version], names: tupl
     """Tell whether files of different names have the same values whenever both were saved: either is enough.
     Files of the same name but for digits are those of ranks."""
     first, second = ({version.date: version.save for version in of if version.save} for of in (some, others))
-    both = first.keys() & second.keys()
+    pairs = [(first[date], second[date]) for date in first.keys() & second.keys()]
     is_named_alike = folded(names[0]) == folded(names[1])
-    pairs = [(first[date], second[date]) for date in both]  # of one call: parts of a folder
-    return (
-        not is_named_alike
-        and bool(pairs)
-        and all(one is not other and one.content == other.content for one, other in pairs)
-    )
+    # Of one call: parts of a folder.
+    same = all(one is not other and one.content == other.content for one, other in pairs)
+    return not is_named_alike and bool(pairs) and same
 
 
 def _same_dates(some: Sequence[int], others: Sequence[int]) -> bool:

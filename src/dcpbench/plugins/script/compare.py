@@ -113,7 +113,7 @@ class Compared:
         """After how many steps the loaded state was saved; 0: the start."""
         self.family = family(stopped, self.paths_read, self.loaded)
         self.newest = self.family.newest
-        self.loaded_paths = self.family.paths(self.loaded)
+        self.loaded_paths = self.family.of(self.loaded).opened
         compared = max(0, min(len(of_first) - self._place, *map(len, self.actual.values())))
         self.last = number(of_first[self._place + compared - 1]) if compared else self.loaded
         """The last step that was compared."""

@@ -90,13 +90,11 @@ def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
     if resumed.status is None:
         return Verdict("hangs", f"makes no step{after}", newest=newest)
     if resumed.status:
-        torn = [member for member in incomplete if chosen.paths(member.date)]
+        torn = [member for member in incomplete if member.opened]
         cause = KINDS["checkpoint"]["torn"].format(torn[0].missing) if torn else ""
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
     whole = stopped.whole or stopped.run
-    if newest == whole.length or any(
-        chosen.paths(member.date) for member in chosen.members if member.date == whole.length
-    ):
+    if newest == whole.length or chosen.of(whole.length).opened:
         return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
     first = Difference((newest or 0) + 1, 0, "steps")
     return Verdict("diverges", f"ends without a step{after}", newest=newest, first=first)
@@ -136,7 +134,7 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
         return replace(verdict, word="hangs", reason=f"hangs after step {last}", first=first)
     if differences:
         reason, cause = _explained(compared, differences, words)
-        missing = chosen.missing(loaded)
+        missing = chosen.of(loaded).missing
         if missing and loaded > (chosen.newest or 0) and compared.loaded_paths:
             cause = KINDS["checkpoint"]["torn"].format(missing)
             reason = f"takes step {loaded}, which is not complete ({missing}): {reason}"
@@ -272,13 +270,8 @@ def _failed_to_save(compared: Compared) -> str:
     """Return the exception that ended a rank after SIGTERM, for which it has a handler, if the checkpoint
     taken was written before the signal; empty without."""
     signalled = compared.stopped.copy.event["t"]
-    taken = [
-        begins
-        for member in compared.family.members
-        if member.date == compared.loaded
-        for version in member.versions
-        for _, begins, *_ in version.paths
-    ]
+    versions = compared.family.of(compared.loaded).versions
+    taken = [place.begins for version in versions for place in version.places]
     failed = compared.stopped.run.of_kind("failed")
     return str(failed[0]["error"]) if failed and max(taken, default=0.0) < signalled else ""
 

@@ -54,7 +54,7 @@ def seen(run: Run) -> list[str]:
     seeded = f"torch has the seed {about['seed']}" if about["seed"] < 2**32 else "torch is not seeded"
     drawn = sorted(used_generators(first))
     saves = [
-        f"{version.paths[0][0]} after step {version.date}" for version in run.disk.versions if version.date
+        f"{version.places[0].path} after step {version.date}" for version in run.disk.versions if version.date
     ]
     count = 8 if len(run.ranks) > 1 else 6
     kinds = [name for name in about["classes"] if name in PARALLEL or name == "OptimizedModule"]

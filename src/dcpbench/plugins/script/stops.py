@@ -52,8 +52,8 @@ def _after(reference: Run, saves: Collection[int], save: int) -> int:
 
 def _last_change(reference: Run, versions: Collection[Version]) -> str:
     """Return the last change that wrote or published these versions, as a stop counts it; empty without."""
-    times = {(path, begins) for version in versions for path, begins, _, _ in version.paths}
-    names = {name for version in versions for path, *_ in version.paths for name in PurePath(path).parts}
+    times = {(place.path, place.begins) for version in versions for place in version.places}
+    names = {name for path, _ in times for name in PurePath(path).parts}
     last = (0.0, "")
     processes = dict.fromkeys(event["process"] for event in reference.of_kind("open", "rename", "link"))
     for process in processes:
