@@ -1,7 +1,7 @@
 """Runs as the recorder writes them, without a script."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ import pytest
 
 from dcpbench.plugins.script.compare import Stopped
 from dcpbench.plugins.script.copies import Copy
-from dcpbench.plugins.script.judge import Runs
 from dcpbench.plugins.script.record import Run
 
 Event = dict[str, Any]
@@ -103,9 +102,9 @@ def stopped_at(frozen: Run, step: int, path: str = "", change: str = "") -> Stop
     return Stopped(frozen.until(time), Copy(Path(), time, {"t": time, **cut}), frozen)
 
 
-def runs(reference: Run, second: Run | None = None) -> Runs:
+def runs(reference: Run, second: Run | None = None) -> tuple[Callable[[], Run], Callable[[], Run]]:
     """Return the further runs of a verdict."""
-    return Runs(lambda: second or pytest.fail("a second resume was made"), lambda: reference)
+    return lambda: second or pytest.fail("a second resume was made"), lambda: reference
 
 
 def ended(run: Run, status: int | None = 0, text: str = "") -> Run:

@@ -41,7 +41,7 @@ def verdict(
         return ended(recorded(folder / name, [resumed]), status)
 
     further = runs(reference, resume("second", second) if second else None)
-    return judge(stopped_at(frozen, 11), resume("resumed", changed), further)
+    return judge(stopped_at(frozen, 11), resume("resumed", changed), *further)
 
 
 def test_equal_steps_are_exact(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_run_that_is_not_seeded_and_has_no_checkpoint_is_restored(tmp_path: Path
     frozen = recorded(tmp_path / "frozen", [Writer().train(1, 12)])
     reference = recorded(tmp_path / "reference", [Writer().train(1, 12, {1: {"weights": [3, 3]}})])
     resumed = recorded(tmp_path / "resumed", [Writer().train(1, 12, {1: {"weights": [4, 4]}})])
-    found = judge(stopped_at(frozen, 3), resumed, runs(reference))
+    found = judge(stopped_at(frozen, 3), resumed, *runs(reference))
     assert (found.word, found.loaded) == ("restored", 0), found.reason
 
 
@@ -208,7 +208,7 @@ def test_what_could_not_differ_is_vacuous(tmp_path: Path, same: Mapping[str, Any
     resumed = Writer()
     resumed.event("load", path="step-8.pt")
     run = recorded(tmp_path / "resumed", [resumed.train(9, 12, changes)])
-    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11), run, *runs(frozen))
     assert (found.word, STATUS[found.word]) == ("vacuous", "skip"), found.reason
     assert reason in found.reason
 
@@ -219,7 +219,7 @@ def test_same_batch_in_each_step_is_said(tmp_path: Path) -> None:
     resumed = Writer()
     resumed.event("load", path="step-8.pt")
     run = recorded(tmp_path / "resumed", [resumed.train(9, 12, changes)])
-    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11), run, *runs(frozen))
     assert found.word == "exact"
     assert "a lost position would not show" in found.reason
 
@@ -229,7 +229,7 @@ def test_failure_of_the_recorder_is_no_fault_of_the_script(tmp_path: Path) -> No
     resumed = Writer()
     resumed.event("broken", error="KeyError('x')")
     run = recorded(tmp_path / "resumed", [resumed.train(9, 12, {9: {"batch": [1]}})])
-    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11), run, *runs(frozen))
     assert (found.word, "the recorder failed: KeyError('x')" in found.reason) == ("vacuous", True)
 
 
@@ -240,7 +240,7 @@ def test_later_saves_are_compared(tmp_path: Path) -> None:
     resumed.train(9, 11)
     resumed.step(12)
     resumed.save("step-12.pt", {"model.a": 113, "ema.a": 1, "step": "=12", "time": "='10:00'", "rng": 5})
-    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [resumed]), runs(frozen))
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [resumed]), *runs(frozen))
     assert (found.first.kind, found.first.step, found.first.names[0]) == ("saved", 12, "ema.a")
     assert "EMA" in found.cause
 
@@ -254,7 +254,7 @@ def test_checkpoints_in_flight_are_not_complete(tmp_path: Path, finished: bool) 
     resumed = Writer()
     resumed.event("load", path="step-4.pt")
     run = recorded(tmp_path / "c", [resumed.train(5, 12)])
-    found = judge(stopped_at(frozen, 9), run, runs(frozen))
+    found = judge(stopped_at(frozen, 9), run, *runs(frozen))
     assert (found.word, found.newest) == (("older", 8) if finished else ("exact", 4))
 
 
@@ -263,7 +263,7 @@ def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
     resumed = Writer()
     resumed.event("load", path="step-8.pt")
     run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"moments": [1]}})])
-    found = judge(stopped_at(frozen, 11, "step-8.pt"), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11, "step-8.pt"), run, *runs(frozen))
     assert (found.word, found.newest, found.first.kind) == ("torn", 4, "moments")
     assert "step-8.pt is cut" in found.cause
 
@@ -288,7 +288,7 @@ def test_a_cut_file_is_not_taken_where_another_has_the_same(tmp_path: Path) -> N
     for path in ("last.pt", "step-8.pt"):  # it refuses the first
         resumed.event("load", path=path)
     run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"batch": [1]}})])
-    found = judge(stopped_at(frozen, 11, "last.pt"), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11, "last.pt"), run, *runs(frozen))
     assert (found.word, found.newest, found.first.kind) == ("diverges", 8, "batch")
 
 
@@ -303,7 +303,7 @@ def test_a_stage_of_an_upload_is_no_checkpoint(tmp_path: Path, uploads_last: boo
             writer.event("open", path=f"remote/{step}.pt")
     frozen = recorded(tmp_path / "a", [writer])
     run = resumed_from(tmp_path / "c", "remote/4.pt", 4)
-    found = judge(stopped_at(frozen, 0, "remote/8.pt", "remote/8.pt"), run, runs(frozen))
+    found = judge(stopped_at(frozen, 0, "remote/8.pt", "remote/8.pt"), run, *runs(frozen))
     assert (found.word, found.loaded) == (word, 4), found.reason
 
 
@@ -328,7 +328,7 @@ def test_pointer_to_an_upload(tmp_path: Path, thread: dict[str, int], word: str)
     resumed.event("load", path="step-4")
     for step in range(5, 13):
         resumed.step(step)
-    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [resumed]), runs(frozen))
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [resumed]), *runs(frozen))
     assert (found.word, found.loaded) == (word, 4), found.reason
 
 
@@ -346,7 +346,7 @@ def test_a_start_proves_nothing_where_no_save_is_known(tmp_path: Path, saves: bo
     for step in range(1, 13):
         resumed.step(step)
     run = recorded(tmp_path / "c", [resumed])
-    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    found = judge(stopped_at(frozen, 11), run, *runs(frozen))
     assert (found.word, "no save" in found.reason) == (("exact", False) if saves else ("vacuous", True))
 
 
@@ -359,7 +359,7 @@ def test_file_that_a_forked_process_has_open_is_not_cut(tmp_path: Path, pid: int
     run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"moments": [1]}})])
     stopped = stopped_at(frozen, 11)
     stopped = replace(stopped, copy=replace(stopped.copy, writing={"step-8.pt": [pid]}))
-    assert judge(stopped, run, runs(frozen)).word == word
+    assert judge(stopped, run, *runs(frozen)).word == word
 
 
 def test_difference_of_a_later_optimizer_comes_later(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_difference_of_a_later_optimizer_comes_later(tmp_path: Path) -> None:
     frozen = recorded(tmp_path / "a", [trained(1, 12, {})])
     writer = trained(9, 12, {"moments": []}, frozen=8)
     writer.events.insert(0, {"e": "load", "path": "step-8.pt", "k": 0, "t": 0})
-    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [writer]), runs(frozen))
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [writer]), *runs(frozen))
     assert (found.word, found.first.kind) == ("diverges", "moments")
     assert "step 9, rank 0, optimizer 1: optimizer state missing" in found.reason
     assert "frozen weights" not in found.reason, "they follow from the first optimizer's step"
@@ -389,7 +389,7 @@ def test_difference_on_one_rank(tmp_path: Path) -> None:
     frozen = recorded(tmp_path / "a", ranks(1, 12))
     resumed = ranks(9, 12, {9: {"weights": [1, 209], "torch": 9}})
     resumed[0].events.insert(0, {"e": "load", "k": 0, "t": 0, "path": "step-8.pt"})
-    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", resumed), runs(frozen))
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", resumed), *runs(frozen))
     assert (found.word, found.first.rank, found.first.names[0]) == ("diverges", 1, "a")
     assert "step 9, rank 1: weights differ: a (1 of 2)" in found.reason
 
@@ -399,7 +399,7 @@ def test_run_that_does_not_start(tmp_path: Path) -> None:
     text = "Traceback\n[rank0]: KeyError: 'model'\nE1128 08:00 1 torch/distributed/elastic/x] failed\n"
     nothing = recorded(tmp_path / "c", [])
     refused, hung = (
-        judge(stopped_at(frozen, 11), ended(nothing, status, text), runs(frozen)) for status in (1, None)
+        judge(stopped_at(frozen, 11), ended(nothing, status, text), *runs(frozen)) for status in (1, None)
     )
     assert (refused.word, hung.word) == ("refuses", "hangs")
     assert refused.reason == "does not start: exit status 1: KeyError: 'model'; complete: step 8"
@@ -414,7 +414,7 @@ def test_resume_that_would_change_a_file_of_the_user_is_not_judged(tmp_path: Pat
     writer = Writer()
     writer.event("harm", path="/home/me/last.pt", change="os.remove")
     resumed = recorded(tmp_path / "resumed", [writer])
-    found = judge(stopped_at(frozen, 11), ended(resumed, -9), runs(frozen))
+    found = judge(stopped_at(frozen, 11), ended(resumed, -9), *runs(frozen))
     assert (found.word, "the resume was ended before it changes /home/me/last.pt" in found.reason) == (
         "vacuous",
         True,
@@ -443,6 +443,6 @@ def test_lost_position_says_what_it_costs(tmp_path: Path, order: list[int], cost
             first = 2 * ((number - 1) % 6) if number < 90 else number
             step["parts"]["rows"] = {"0 0": first, "0 1": first + 1}
     run = recorded(tmp_path / "frozen", [frozen])
-    verdict = judge(stopped_at(run, 11), recorded(tmp_path / "resumed", [resumed]), runs(run))
+    verdict = judge(stopped_at(run, 11), recorded(tmp_path / "resumed", [resumed]), *runs(run))
     assert verdict.reason.startswith("step 9, rank 0: the batch is that of ")
     assert verdict.reason.partition(";")[2] == cost.partition(";")[2], verdict.reason

@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import chain, pairwise, zip_longest
 from pathlib import PurePath
@@ -78,16 +77,10 @@ class Stopped:
         """The run that continues after the stop, whose later steps are expected; None if there is none."""
         return self.frozen if self.repeats else None
 
-    @cached_property
-    def steps(self) -> dict[int, list[Event]]:
-        """The expected steps of each rank."""
-        if not self.whole:
-            return self.run.ranks
-        ranks = self.run.ranks
-        return {
-            rank: [*ranks.get(rank, []), *steps[len(ranks.get(rank, [])) :]]
-            for rank, steps in self.whole.ranks.items()
-        }
+    @property
+    def expected(self) -> Run:
+        """The run whose steps are expected."""
+        return self.whole or self.run
 
 
 class Compared:
@@ -95,14 +88,12 @@ class Compared:
 
     def __init__(self, stopped: Stopped, resumed: Run) -> None:
         self.stopped, self.resumed = stopped, resumed
-        self.failed = bool(resumed.status)
-        self.steps = {
-            rank: stopped.steps[rank] for rank in sorted(stopped.steps.keys() & resumed.ranks.keys())
-        }
+        ranks = stopped.expected.ranks
+        self.steps = {rank: ranks[rank] for rank in sorted(ranks.keys() & resumed.ranks.keys())}
         """The expected steps by rank."""
         self.actual = {rank: resumed.ranks[rank] for rank in self.steps}
         versions = (version for version in stopped.run.disk.versions if version.date)
-        written = {path for version in versions for path, *_ in version.paths}
+        written = {place.path for version in versions for place in version.places}
         folders = {str(folder) for path in written for folder in PurePath(path).parents}
         self.paths_read = [path for path in resumed.paths_read() if path in written | folders]
         """What the resume read of what was written after the first step: no data, no sources."""
@@ -126,8 +117,8 @@ class Compared:
         self.generators = sorted(used & {name for kinds in firsts for name in kinds.get(HINT, [])})
         """Generators that differ at the first resumed step, and are drawn from."""
         self.loaded_saves = [save for save in stopped.run.disk.saves if save.date == self.loaded]
-        self.saved = {value for save in self.loaded_saves for value in save.content.values()}
-        """The values in the checkpoint that was loaded."""
+        self.saved = {value: name for save in self.loaded_saves for name, value in save.content.items()}
+        """The values in the checkpoint that was loaded, with their names."""
         given = [event for event in resumed.of_kind("generator") if event["digest"] in self.saved]
         self.restored_generators = {event["name"] for event in given}
         self.restored: set[str] = set()
@@ -169,20 +160,17 @@ class Compared:
 
     def _in_steps(self, rank: int) -> Iterator[Difference]:
         expected, actual = self.steps[rank][self._place :], self.actual[rank]
-        is_ddp = "DistributedDataParallel" in self.resumed.about["classes"]
-        for place, (step, other) in enumerate(zip(actual, expected, strict=False)):
-            kinds = different(other, step)
-            if place == 0 and rank and is_ddp:  # which gets them from rank 0 in the forward pass
-                kinds.pop("buffers", None)
+        left_out = {HINT}
+        if rank and "DistributedDataParallel" in self.resumed.about["classes"]:
+            left_out.add("buffers")  # which it gets from rank 0 in the forward pass
+        for step, other in zip(actual[:1], expected[:1], strict=False):
             fewer = len(step["parts"]["batch"]) < len(other["parts"]["batch"])
-            if place == 0 and fewer and "gradients" not in kinds:  # those of the other batches were saved
-                kinds = {kind: of for kind, of in kinds.items() if kind not in ("buffers", "batch", "loss")}
-            for kind in kinds.keys() & ORDER.keys() - {HINT}:
-                expected_values, values = other["parts"][kind], step["parts"][kind]
-                made_by = other["optimizer"]
-                yield Difference(
-                    number(other), rank, kind, kinds[kind], expected_values, values, optimizer=made_by
-                )
+            if fewer and "gradients" not in different(other, step):  # those of the other batches were saved
+                left_out |= {"buffers", "batch", "loss"}
+        first = in_steps(expected[:1], actual[:1], rank)
+        yield from (difference for difference in first if difference.kind not in left_out)
+        later = in_steps(expected[1:], actual[1:], rank)
+        yield from (difference for difference in later if difference.kind != HINT)
         whole = self.stopped.whole
         if whole and len(actual) != len(expected) and not (whole.ends or self.resumed.ends):
             end, last = number(expected[-1]) + len(actual) - len(expected), number(expected[-1])
@@ -192,11 +180,12 @@ class Compared:
     def _in_saves(self, rank: int) -> Iterator[Difference]:
         """Yield the saves of a rank that have something else in them. A save that is not made is empty if
         the run failed: a process group can abort when all is done, and files can have other names."""
-        whole = self.stopped.whole or self.stopped.run
         saves = self.resumed.contents(rank, self.loaded)
         same = {(done, folded(path)): content for (done, path), content in saves.items()}
-        for (done, path), expected in whole.contents(rank).items():
-            actual = saves.get((done, path), same.get((done, folded(path)), {} if self.failed else expected))
+        for (done, path), expected in self.stopped.expected.contents(rank).items():
+            actual = saves.get(
+                (done, path), same.get((done, folded(path)), {} if self.resumed.status else expected)
+            )
             name = path.rpartition("/")[2]
             names = [
                 key
@@ -206,12 +195,6 @@ class Compared:
             if names and done > self.loaded:
                 holds = "holds another" if actual else "is missing, with"
                 yield Difference(done, rank, "saved", names, expected, actual, f"{name} {holds}")
-
-    @property
-    def saves_state(self) -> bool:
-        """Whether a save of weights or an optimizer's state was recorded in the run that was stopped."""
-        run = self.stopped.frozen
-        return any(value in run.state for save in run.disk.saves for value in save.content.values())
 
     def has_generator_of_rank_0(self, rank: int) -> bool:
         """Tell whether a rank begins with the expected state of rank 0's generator, and not with its own."""
@@ -282,25 +265,22 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
     """
     found = []
     for rank in some.ranks.keys() & others.ranks.keys():
-        steps, other_steps = some.ranks[rank], others.ranks[rank]
-        used = used_generators(steps)
-        for expected, actual in zip(steps, other_steps, strict=False):
-            kinds = different(expected, actual)
-            kinds[HINT] = [name for name in kinds.get(HINT, []) if name in used]
-            found += [
-                Difference(
-                    number(expected) + base,
-                    rank,
-                    kind,
-                    names,
-                    expected["parts"][kind],
-                    actual["parts"][kind],
-                    optimizer=expected["optimizer"],
-                )
-                for kind, names in kinds.items()
-                if names and kind in ORDER
-            ]
+        used = used_generators(some.ranks[rank])
+        for difference in in_steps(some.ranks[rank], others.ranks[rank], rank, base):
+            names = [name for name in difference.names if difference.kind != HINT or name in used]
+            found += [replace(difference, names=names)] * bool(names)
     return min(found, key=lambda difference: difference.place, default=None)
+
+
+def in_steps(
+    expected: Sequence[Event], actual: Sequence[Event], rank: int, base: int = 0
+) -> Iterator[Difference]:
+    """Yield what differs in the steps of a rank, which begin after `base` steps."""
+    for step, other in zip(expected, actual, strict=False):
+        for kind, names in different(step, other).items():
+            if kind in ORDER:
+                values = step["parts"][kind], other["parts"][kind]
+                yield Difference(number(step) + base, rank, kind, names, *values, optimizer=step["optimizer"])
 
 
 def _samples(ranks: Iterable[Sequence[Event]]) -> list[set[int]]:

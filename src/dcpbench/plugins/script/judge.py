@@ -49,28 +49,26 @@ class Verdict:
     compared: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Further runs that a verdict can need: a second resume of the untouched copy, and an uninterrupted run
-    in addition to the expected one."""
-
-    second: Callable[[], Run]
-    reference: Callable[[], Run]
-
-
 def judge(
-    stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str] = (), is_given: bool = False
+    stopped: Stopped,
+    resumed: Run,
+    second: Callable[[], Run],
+    reference: Callable[[], Run],
+    words: Collection[str] = (),
+    is_given: bool = False,
 ) -> Verdict:
     """Judge the resume of a stopped run.
 
     Args:
+        second: makes a second resume of the untouched copy.
+        reference: makes an uninterrupted run in addition to the expected one.
         words: words of the command and of its resume that name paths.
         is_given: whether dcpbench chose the checkpoint, so that the choice is not judged.
     """
     if resumed.of_kind("harm"):
         return Verdict("vacuous", f"the resume was {resumed.failure}")
     if resumed.ranks:
-        verdict = _of_steps(stopped, resumed, runs, words, is_given)
+        verdict = _of_steps(Compared(stopped, resumed), second, reference, words, is_given)
     else:
         verdict = _without_steps(stopped, resumed)
     broken = [*dict.fromkeys([*stopped.run.broken, *resumed.broken])]
@@ -93,97 +91,98 @@ def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
         torn = [member for member in incomplete if member.opened]
         cause = KINDS["checkpoint"]["torn"].format(torn[0].missing) if torn else ""
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
-    whole = stopped.whole or stopped.run
-    if newest == whole.length or chosen.of(whole.length).opened:
+    if newest == stopped.expected.length or chosen.of(stopped.expected.length).opened:
         return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
     first = Difference((newest or 0) + 1, 0, "steps")
     return Verdict("diverges", f"ends without a step{after}", newest=newest, first=first)
 
 
-def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str], is_given: bool) -> Verdict:
+def _of_steps(
+    compared: Compared,
+    second: Callable[[], Run],
+    reference: Callable[[], Run],
+    words: Collection[str],
+    is_given: bool,
+) -> Verdict:
     """Judge a resumed run that made steps."""
-    compared = Compared(stopped, resumed)
-    loaded, last, chosen = compared.loaded, compared.last, compared.family
-    kinds = compared.kinds()
-    verdict = Verdict("exact", "", loaded=loaded, newest=chosen.newest, compared=kinds)
+    resumed = compared.resumed
+    loaded, last, chosen, kinds = compared.loaded, compared.last, compared.family, compared.kinds()
     failure = "; dcpbench chose the checkpoint" if is_given else ""
     failure += f"; fails after its last step: {resumed.failure}" if resumed.status else ""
+
+    def verdict(
+        word: str, reason: str, cause: str = "", first: str = "", differing: Sequence[Difference] = ()
+    ) -> Verdict:
+        step = (last if first == "steps" else loaded) + 1
+        difference = Difference(step, 0, first) if first else next(iter(differing), None)
+        newest = chosen.newest
+        return Verdict(word, reason + failure, cause, loaded, newest, difference, differing, kinds)
+
     start = f"from step {loaded}" if loaded else "from the start: no checkpoint was complete"
     equal = f"steps {loaded + 1} to {last} are equal" if last > loaded else "no step was compared"
-    first = Difference(loaded + 1, 0, "checkpoint")
     if loaded < chosen.lost:
         reason = f"takes step {loaded}" if loaded else "trains from the start"
         reason += f": the complete checkpoint of step {chosen.lost} was removed"
         cause = KINDS["checkpoint"]["lost" if chosen.newest is None else "pruned"]
-        word = "older" if loaded else "scratch"
-        return replace(verdict, word=word, reason=reason + failure, cause=cause, first=first)
+        return verdict("older" if loaded else "scratch", reason, cause, "checkpoint")
     is_older = compared.newest is not None and loaded < compared.newest and not (loaded and is_given)
-    differences, noise = _blamed(compared, runs) if loaded or not is_older else ([], "")
+    differences, noise = _blamed(compared, second, reference) if loaded or not is_older else ([], "")
     if is_older:
-        reason, cause = _explained(compared, [first], words)
-        then = f"; then {_explained(compared, differences, words)[0]}" if differences else ""
-        word = "older" if loaded else "scratch"
-        reason += then + failure
-        return replace(verdict, word=word, reason=reason, cause=cause, first=first, differing=differences)
+        reason, cause = _explained(compared, [Difference(loaded + 1, 0, "checkpoint")], words)
+        reason += f"; then {_explained(compared, differences, words)[0]}" if differences else ""
+        return verdict("older" if loaded else "scratch", reason, cause, "checkpoint", differences)
     if error := _failed_to_save(compared):
         reason = f"takes step {loaded}: SIGTERM was handled, but no save followed: {error}"
         cause = KINDS["checkpoint"]["workers"] if "DataLoader worker" in error else ""
-        return replace(verdict, word="older", reason=reason, cause=cause, first=first)
+        return verdict("older", reason, cause, "checkpoint")
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
-        first = Difference(last + 1, 0, "steps")
-        return replace(verdict, word="hangs", reason=f"hangs after step {last}", first=first)
+        return verdict("hangs", f"hangs after step {last}", first="steps")
     if differences:
         reason, cause = _explained(compared, differences, words)
         missing = chosen.of(loaded).missing
-        if missing and loaded > (chosen.newest or 0) and compared.loaded_paths:
-            cause = KINDS["checkpoint"]["torn"].format(missing)
-            reason = f"takes step {loaded}, which is not complete ({missing}): {reason}"
-            verdict = replace(verdict, word="torn")
-        else:
-            verdict = replace(verdict, word="diverges")
-        reason += failure
-        return replace(verdict, reason=reason, cause=cause, first=differences[0], differing=differences)
+        if not missing or loaded <= (chosen.newest or 0) or not compared.loaded_paths:
+            return verdict("diverges", reason, cause, differing=differences)
+        reason = f"takes step {loaded}, which is not complete ({missing}): {reason}"
+        return verdict("torn", reason, KINDS["checkpoint"]["torn"].format(missing), differing=differences)
     if nothing := _powerless(compared, kinds):
-        return replace(verdict, word="vacuous", reason=f"{start}; {equal}, but {nothing}{failure}")
+        return verdict("vacuous", f"{start}; {equal}, but {nothing}")
+    counts = _counts(compared, kinds)
     if noise:
-        return replace(
-            verdict, word="restored", reason=f"{start}; {noise}; {_counts(compared, kinds)}{failure}"
-        )
-    return replace(verdict, reason=f"{start}; {equal}: {_counts(compared, kinds)}{failure}")
+        return verdict("restored", f"{start}; {noise}; {counts}")
+    return verdict("exact", f"{start}; {equal}: {counts}")
 
 
-def _blamed(compared: Compared, runs: Runs) -> tuple[list[Difference], str]:
+def _blamed(
+    compared: Compared, second: Callable[[], Run], reference: Callable[[], Run]
+) -> tuple[list[Difference], str]:
     """Return the first differences that are the resume's fault, of each rank that has them; and why the rest
     is not, in words, if the computation does not repeat.
 
     Differences that a second resume of the same files has too are the resume's fault. So are all of them if
     two uninterrupted runs are equal. What is computed after the first step that does not repeat is left out.
     """
-    stopped, loaded = compared.stopped, compared.loaded
-    found = sorted(compared.differences(), key=lambda difference: difference.place)
-    if not stopped.whole:
-        found = sorted([*found, *_not_saved(compared)], key=lambda difference: difference.place)
-    if not found and stopped.whole:
+    whole, loaded = compared.stopped.whole, compared.loaded
+    found = [*compared.differences(), *(() if whole else _not_saved(compared))]
+    found.sort(key=lambda difference: difference.place)
+    if not found and whole:
         return [], ""
-    if found and not loaded and not compared.newest and stopped.whole and found[0].kind in LOADED:
-        repeated = first_noise(runs.reference(), stopped.whole)
+    is_loaded = bool(found) and found[0].kind in LOADED
+    if whole and is_loaded and not loaded and not compared.newest:
+        repeated = first_noise(reference(), whole)
         if repeated and repeated.step == 1 and repeated.kind in LOADED:
             return [], "the run is not seeded, and begins with other weights each time"
-    if found and found[0].kind in LOADED and found[0].step == loaded + 1:
+    if is_loaded and found[0].step == loaded + 1:
         return _first(found), ""
-    if stopped.whole:
-        reference = runs.reference()
-        repeated = first_noise(reference, stopped.whole)
+    if whole:
+        repeated = first_noise(reference(), whole)
         if repeated is None:
-            noise = _unequal_saved(reference, stopped.whole)
-            return _first(_without(found, noise)), ""
-    second = runs.second()
-    between = first_noise(compared.resumed, second, loaded)
-    other = Compared(stopped, second)
-    again = {(difference.place, difference.rank): difference.actual for difference in other.differences()}
-    noise = _unequal_saved(compared.resumed, second)
+            return _first(_repeating(found, reference(), whole)), ""
+    other = second()
+    between = first_noise(compared.resumed, other, loaded)
+    differences = Compared(compared.stopped, other).differences()
+    again = {(difference.place, difference.rank): difference.actual for difference in differences}
     faults = []
-    for difference in _without(found, noise):
+    for difference in _repeating(found, compared.resumed, other):
         values = again.get((difference.place, difference.rank))
         if between is None or difference.place < between.place:
             faults.append(difference)
@@ -196,11 +195,11 @@ def _blamed(compared: Compared, runs: Runs) -> tuple[list[Difference], str]:
         return _first(faults), ""
     if between is None:
         differ = "uninterrupted runs differ before this stop, two resumes are equal"
-        return [], "" if stopped.whole else differ
+        return [], "" if whole else differ
     if is_random:  # in the first step that it changes
         of = f" (generator of {' and '.join(between.names)})" if between.kind == HINT else ""
         return [replace(found[0] if found else between, text=f"random{of}")], ""
-    if stopped.whole and not (repeated and (repeated.step == 1 or repeated.kind == between.kind)):
+    if whole and not (repeated and (repeated.step == 1 or repeated.kind == between.kind)):
         return _first(found), ""
     name = KINDS[between.kind]["name"]
     return [], f"from step {between.step} on two resumes differ ({name}), as two uninterrupted runs do"
@@ -239,19 +238,14 @@ def _is_random(noise: Difference) -> bool:
     return noise.kind not in COMPUTED
 
 
-def _unequal_saved(some: Run, others: Run) -> set[str]:
-    """Return the names of saved values in which two runs of the same differ."""
+def _repeating(differences: Sequence[Difference], some: Run, others: Run) -> list[Difference]:
+    """Return the differences without saved values in which two runs of the same differ."""
     noise = set()
     for rank in some.ranks.keys() & others.ranks.keys():
         contents = others.contents(rank)
         for key, content in some.contents(rank).items():
             other = contents.get(key, content)
             noise |= {name for name in {**content, **other} if content.get(name) != other.get(name)}
-    return noise
-
-
-def _without(differences: Sequence[Difference], noise: Collection[str]) -> list[Difference]:
-    """Return the differences without saved values that do not repeat."""
     left = []
     for difference in differences:
         names = [name for name in difference.names if difference.kind != "saved" or name not in noise]
@@ -280,7 +274,9 @@ def _powerless(compared: Compared, kinds: Named) -> str:
     """Return why equal steps prove nothing; empty if they could have differed."""
     if compared.last == compared.loaded and not compared.restored:
         return "there is no step to compare"
-    if not compared.loaded and compared.newest is None and not compared.saves_state:
+    run = compared.stopped.frozen
+    saves_state = any(value in run.state for save in run.disk.saves for value in save.content.values())
+    if not compared.loaded and compared.newest is None and not saves_state:
         return "no save of the state was recorded: a checkpoint that is ignored would not show"
     if compared.last > compared.loaded and not kinds.get("batch") and not kinds.get("loss"):
         return "neither batch nor loss was recorded"
@@ -308,21 +304,12 @@ def _explained(
     """Return what differs at a step, the first in causal order, in a sentence, and its likely cause."""
     difference, kind = differences[0], differences[0].kind
     same_kind = [of_rank for of_rank in differences if of_rank.place == difference.place]
-    names, ranks = (
-        difference.names,
-        [str(rank) for rank in dict.fromkeys(of_rank.rank for of_rank in same_kind)],
-    )
+    names, ranks = difference.names, [*dict.fromkeys(str(of_rank.rank) for of_rank in same_kind)]
     expected, actual = difference.expected, difference.actual
     missing = [name for name in names if name not in actual]
     differing = {name: actual[name] for name in names if name in actual}
-    same = (
-        [] if not differing or (missing and kind != "batch") else _steps_with(compared, difference, differing)
-    )
-    saves = [
-        save for rank in compared.stopped.run.ranks for save in compared.stopped.run.contents(rank).items()
-    ]
-    contents = [content for (done, _), content in saves if done == compared.loaded and kind == "weights"]
-    saved = {value: name for content in contents for name, value in content.items()}
+    is_known = differing and (not missing or kind == "batch")
+    same = _steps_with(compared, difference, differing) if is_known else []
     pair: list[Any] = [of.get(names[0]) if names else None for of in (actual, expected)]
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
     total = len({**expected, **actual})
@@ -336,7 +323,6 @@ def _explained(
     ]
     numbered = {path for version in complete for path in version.paths_at(compared.stopped.copy.time)
                 if folded(path) in map(folded, taken)}  # fmt: skip
-    values = {value for save in compared.loaded_saves for value in save.content.values()}
     imported = compared.resumed.about.get("frameworks", ())
     framework = next((name for name in imported if name in KINDS["checkpoint"]["frameworks"]), "")
     # Words of the texts, and signs, which hold where they are not empty; what was compared has more of them.
@@ -366,16 +352,17 @@ def _explained(
             "skipped": first and same[:1] == [difference.step + 1],
             "rank": difference.rank,
             "near": any(abs(step - difference.step) == 1 for step in same),
-            "held": listed([saved[value] for value in differing.values() if value in saved], 2),
+            "held": listed(
+                [compared.saved[value] for value in differing.values() if value in compared.saved], 2
+            ),
             "generators": " and ".join(generators),
             "restored": " and ".join(sorted({*drawn} - {*generators})),
             "rank_0": compared.has_generator_of_rank_0(difference.rank),
-            "random": difference.text.startswith("random"),
             "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
             "fewer": len(actual) < len(expected) and {*actual.values()} <= {*expected.values()},
             "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
             "text": difference.text,
-            "well": not compared.failed,
+            "well": not compared.resumed.status,
             "loaded_paths": listed(compared.loaded_paths, 2) or "nothing",
             "read": listed(compared.paths_read, 1),
             "framework": "" if compared.loaded or compared.paths_read else framework,
@@ -384,7 +371,7 @@ def _explained(
             "sorted_as_text": len(numbered) > 1 and [max(numbered)] == taken,
             # A thread saved what the steps changed meanwhile: its count of steps is an earlier one.
             "aliased": any(save.by_thread for save in compared.loaded_saves)
-            and any(f"={step - 1}" in values and step <= compared.loaded for step in same),
+            and any(f"={step - 1}" in compared.saved and step <= compared.loaded for step in same),
         }
     )
     where = f"step {difference.step}, rank {difference.rank}"
@@ -392,7 +379,7 @@ def _explained(
     if difference.optimizer < math.inf and has_several:
         where += f", optimizer {difference.optimizer + 1:g}"
     where = "" if kind == "checkpoint" else f"{where}: "
-    if facts["random"]:
+    if difference.text.startswith("random"):
         of = difference.text.removeprefix("random")
         text = f"{where}{KINDS[kind]['name']} is another one in each resume"
         return text, KINDS[HINT]["random" if of else "other"].format(of)

@@ -26,7 +26,7 @@ from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
 from dcpbench.plugins.script.compare import Stopped, family, first_noise, likely_checkpoints
 from dcpbench.plugins.script.copies import Copy
-from dcpbench.plugins.script.judge import STATUS, Runs, Verdict, judge
+from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run, plain
 from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
@@ -237,7 +237,7 @@ class Check:
         second = restart if restarted else lambda: resume("again", "resumed once more: does it repeat?")
         words = [word.replace(OUT, "") for word in (*self._command.words, *self._resume_words) if OUT in word]
         is_given = "{newest:" in shlex.join(self._resume_words)
-        verdict = judge(stopped, resumed, Runs(cache(second), self._other), words, is_given)
+        verdict = judge(stopped, resumed, cache(second), cache(self._other), words, is_given)
         if self._resume_words and not resume_words(self._resume_words, copy, copy.folder):
             verdict = replace(verdict, reason=f"{verdict.reason}; without --resume-args, as no path fits yet")
         return verdict, resumed, copy.event["k"] + 1
