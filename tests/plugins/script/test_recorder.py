@@ -56,6 +56,7 @@ def test_spec_that_is_found_and_not_imported(tmp_path: Path) -> None:
         "    importlib.reload(module)\n"
         "model = torch.nn.Linear(2, 1)\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "torch.autograd.grad(outputs=model(torch.ones(1, 2)).sum(), inputs=[*model.parameters()])\n"
         "model(torch.ones(1, 2)).sum().backward()\n"
         "optimizer.step()\n"
         "torch.save({'w': model.weight}, 'out/a.pt')\n"

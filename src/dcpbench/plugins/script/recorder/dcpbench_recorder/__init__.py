@@ -6,7 +6,6 @@ another one.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.machinery
 import sys
@@ -29,13 +28,10 @@ def start(settings: str) -> None:
     for name in [name for name in _HOOKS if name in sys.modules]:
         log.guarded(_HOOKS[name], sys.modules[name], log)
     loaders: Any = importlib.machinery.SourceFileLoader.__mro__[-2]  # of files with and without source
-    execute = loaders.exec_module
 
-    @functools.wraps(execute)
-    def exec_module(self: Any, module: Any) -> None:
-        execute(self, module)
+    def executed(_: Any, module: Any) -> None:
         if hook := _HOOKS.get(module.__name__):
-            log.guarded(hook, module, log)
+            hook(module, log)
 
-    loaders.exec_module = exec_module
+    loaders.exec_module = log.wrapped(loaders.exec_module, after=executed)
     files.watch(log)

@@ -10,7 +10,7 @@ import threading
 from typing import Any, Callable
 
 from .log import Log
-from .protection import CHANGES
+from .protection import CHANGES, full_path
 
 CALLS = {
     "torch.serialization": {"save": "save_file", "load": "load"},
@@ -41,17 +41,7 @@ def watch(log: Log) -> None:
 
     sys.addaudithook(hook)
     for name in ("fsync", "fdatasync", "sync"):  # no audit event
-        setattr(os, name, _synced(log, getattr(os, name)))
-
-
-def _synced(log: Log, function: Any) -> Any:
-    @functools.wraps(function)
-    def recorded(*args: Any) -> Any:
-        result = function(*args)
-        log.guarded(_sync, log, *args)
-        return result
-
-    return recorded
+        setattr(os, name, log.wrapped(getattr(os, name), after=functools.partial(_sync, log)))
 
 
 def _sync(log: Log, file: Any = None) -> None:
@@ -88,39 +78,29 @@ def _copied(log: Log, path: Any, to: Any) -> None:
         log.write("copy", path=before, to=after)
 
 
-def _linked(log: Log, path: Any, to: Any, path_fd: int = -1, to_fd: int = -1) -> None:
-    _changed(log, "link", _place(log, path, path_fd), _place(log, to, to_fd))
-
-
-def _renamed(log: Log, path: Any, to: Any, path_fd: int = -1, to_fd: int = -1) -> None:
-    _changed(log, "rename", _place(log, path, path_fd), _place(log, to, to_fd))
-
-
-def _removed(log: Log, path: Any, path_fd: int | None = -1) -> None:
-    _changed(log, "remove", _place(log, path, path_fd), None)
-
-
-def _place(log: Log, path: Any, folder: int | None) -> str | None:
-    """Return the watched path that a call names, relative to an open folder or to the current one."""
-    if folder is not None and folder >= 0:
-        path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
-    return log.watched(path, names_link=True)
-
-
-def _changed(log: Log, event: str, before: str | None, after: str | None) -> None:
-    if before and (after or event != "link"):
-        log.stop.at_change(before, after or "")
-        log.write(event if after else "remove", path=before, to=after)
+def _moved(kind: str, log: Log, path: Any, to: Any, path_fd: int = -1, to_fd: int = -1) -> None:
+    before, after = (log.watched(full_path(*of), names_link=True) for of in ((path, path_fd), (to, to_fd)))
+    if before and not after and kind == "rename":
+        _removed(log, path, path_fd)
+    elif before and after:
+        log.stop.at_change(before, after)
+        log.write(kind, path=before, to=after)
     elif after:
         log.stop.at_change(after)
         log.write("open", path=after)
 
 
+def _removed(log: Log, path: Any, folder: int | None = -1) -> None:
+    if before := log.watched(full_path(path, folder), names_link=True):
+        log.stop.at_change(before)
+        log.write("remove", path=before)
+
+
 _EVENTS: dict[str, Callable[..., None]] = {
     "open": _opened,
     "shutil.copyfile": _copied,
-    "os.link": _linked,
-    "os.rename": _renamed,
+    "os.link": functools.partial(_moved, "link"),
+    "os.rename": functools.partial(_moved, "rename"),
     **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), _removed),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 import traceback
 from typing import Any, Callable
 
-from .protection import Protection
+from .protection import Protection, full_path
 
 
 class Log:
@@ -71,24 +72,41 @@ class Log:
     def watched(self, path: Any, names_link: bool = False) -> str | None:
         """Return the path of a file below the watched folder; None of others, and of what is not a path. A
         link is followed, unless the call is about the link itself."""
-        try:
-            full = os.path.abspath(os.fsdecode(path))
-        except (TypeError, ValueError):
-            return None
-        if not full.startswith(self.root + os.sep) or "__pycache__" in full:
+        full = full_path(path)
+        if full is None or not full.startswith(self.root + os.sep) or "__pycache__" in full:
             return None
         if not names_link:
             full = os.path.realpath(full)
         return full[len(self.root) + 1 :] if full.startswith(self.root + os.sep) else None
 
-    def guarded(self, function: Callable[..., None], *args: Any) -> None:
+    def guarded(self, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call a function of the recorder. If it fails the script continues, and the log has the error."""
         try:
-            function(*args)
+            function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
             self.write("broken", error=f"{error!r} ({place})")
+
+    def wrapped(
+        self,
+        function: Callable[..., Any],
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+        unless: Callable[[], bool] = bool,
+    ) -> Callable[..., Any]:
+        """Return a function of the script's that calls those of the recorder too, with its arguments."""
+
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if before and not unless():
+                self.guarded(before, *args, **kwargs)
+            result = function(*args, **kwargs)
+            if after and not unless():
+                self.guarded(after, *args, **kwargs)
+            return result
+
+        return recorded
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event."""

@@ -33,59 +33,63 @@ class Protection:
         replace or remove; None if there is none."""
         if not self._began or (event == "open" and not args[2] & _WRITES):
             return None
-        if event == "os.rename":
-            return self._harmed(args[0], args[2]) or self._harmed(args[1], args[3])
-        opens = event in ("open", "os.truncate")
-        return self._harmed(args[0], *(() if opens else args[1:] or (None,)))
+        if opens := event in ("open", "os.truncate"):
+            named = [args[:1]]
+        else:  # each path with the folder that it is in
+            named = [args[::2], args[1::2]] if event == "os.rename" else [args[:2]]
+        paths = [path for one in named if (path := full_path(*one)) is not None]
+        return next(filter(None, (self._harmed(path, opens) for path in paths)), None)
 
-    def _harmed(self, path: Any, *moved_in: int | None) -> str | None:
-        """Look at a file that is opened, or that is moved or removed: with all below it, by its name in an
-        open folder."""
-        try:
-            full = os.fsdecode(path)
-        except TypeError:  # a descriptor
-            return None
-        for folder in moved_in:
-            full = (
-                full if folder in (None, -1) else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), full)
-            )
-        above, name = os.path.split(os.path.abspath(full))
-        real = os.path.join(os.path.realpath(above), name)
-        real = real if moved_in else os.path.realpath(real)
+    def _harmed(self, path: str, opens: bool) -> str | None:
+        """Check a file that is opened, or that is moved or removed, with all below it."""
+        above, name = os.path.split(path)
+        real = os.path.realpath(path) if opens else os.path.join(os.path.realpath(above), name)
         if any(is_below(real, folder) for folder in self._own):
             return None
         if not os.path.lexists(real):
             self._created.add(real)
             return None
-        for file in _files(real) if moved_in else [real]:
+        for file in [real] if opens else _files(real):
             try:
                 status = os.lstat(file)
             except OSError:  # another process removed it
                 continue
             is_old = status.st_ctime < self._began and file not in self._created
-            is_file = stat.S_ISREG(status.st_mode) or (stat.S_ISLNK(status.st_mode) and moved_in)
-            if is_file and is_old and (status.st_size or moved_in) and not self._is_of_programs(file):
+            is_file = stat.S_ISREG(status.st_mode) or (stat.S_ISLNK(status.st_mode) and not opens)
+            if is_file and is_old and (status.st_size or not opens) and not self._is_of_programs(file):
                 return file
         return None
 
     def _is_of_programs(self, path: str) -> bool:
         """Tell whether a file is in a cache or temporary folder. A file in a temporary folder is the user's
         if the command names it or was typed above it."""
-        home, variables = os.path.expanduser("~"), os.environ
-        caches = [variables[name] for name in variables if _CACHES_BY.fullmatch(name) and variables[name]]
-        temporary = [
-            variables[name] for name in variables if _TEMPORARY_BY.fullmatch(name) and variables[name]
-        ]
-        folders = [*_SYSTEM, *caches, *(os.path.join(home, name) for name in _OF_HOME)]
+        home = os.path.expanduser("~")
+        folders = [*_SYSTEM, *_named_by(_CACHES_BY), *(os.path.join(home, name) for name in _OF_HOME)]
         inner = path[len(self._named[0]) :] if is_below(path, *self._named[:1]) else path
         if any(map(_CACHE.fullmatch, inner.split(os.sep))) or any(is_below(path, one) for one in folders):
             return True
-        places = {os.path.realpath(place) for place in (*temporary, "/tmp", "/var/tmp")}  # noqa: S108
+        places = {os.path.realpath(place) for place in (*_named_by(_TEMPORARY_BY), "/tmp", "/var/tmp")}  # noqa: S108
         named = [name for name in self._named if is_below(path, name)]
         return any(
             is_below(path, place) and not any(name != place and is_below(name, place) for name in named)
             for place in places
         )
+
+
+def full_path(path: Any, folder: int | None = None) -> str | None:
+    """Return the path that a call names, perhaps in an open folder; None of what is not a path."""
+    try:
+        name = os.fsdecode(path)
+    except TypeError:  # a descriptor, or a file
+        return None
+    if folder is not None and folder >= 0:
+        name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
+    return os.path.abspath(name)
+
+
+def _named_by(variables: re.Pattern[str]) -> list[str]:
+    """Return the values of environment variables with these names."""
+    return [value for name, value in os.environ.items() if value and variables.fullmatch(name)]
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import atexit
 import functools
-import itertools
 import os
 import re
 import sys
@@ -82,9 +81,10 @@ class Steps:
         if module is not None:
             self._parents[module] = weakref.ref(parent)
 
-    def backward(self, tensors: Any) -> None:
-        """Record the loss that a backward pass begins with."""
-        loss: Any = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Record the loss that a backward pass begins with: its first argument."""
+        first = [*args, *kwargs.values()][0]
+        loss: Any = first[0] if isinstance(first, (tuple, list)) and first else first
         if getattr(loss, "numel", lambda: 0)() == 1:
             loss = getattr(loss, "_local_tensor", loss).detach().double().reshape(())
             # The bits of a float64 are fetched like digests.
@@ -224,17 +224,6 @@ class Steps:
         __call__.__code__ = __call__.__code__.replace(co_filename=torch.nn.modules.module.__file__)
         return __call__
 
-    def wrapped_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that begins a backward pass, and records it."""
-
-        @functools.wraps(function)
-        def recorded(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _is_traced():
-                self._log.guarded(self.backward, tensors)
-            return function(tensors, *args, **kwargs)
-
-        return recorded
-
 
 def _is_traced() -> bool:
     """Tell whether a compiler runs the script's code, with values that are not real."""
@@ -259,20 +248,6 @@ def _generators() -> dict[str, Any]:
     return named
 
 
-def _restores(function: Callable[..., Any], name: str, log: Log) -> Callable[..., Any]:
-    """Return a function that sets the state of a generator, and records it before the first step."""
-
-    @functools.wraps(function)
-    def recorded(new_state: Any, *args: Any, **kwargs: Any) -> Any:
-        if not log.steps and not _is_traced():
-            log.guarded(
-                lambda: log.write("generator", name=name, rank=log.place[0], **digests({"digest": new_state}))
-            )
-        return function(new_state, *args, **kwargs)
-
-    return recorded
-
-
 def _reads_mode(module: torch.nn.Module) -> bool:
     """Tell whether a module computes something else in training mode: its forward reads it."""
     code = getattr(getattr(type(module).forward, "__wrapped__", type(module).forward), "__code__", None)
@@ -290,9 +265,15 @@ def install(log: Log) -> None:
     torch.nn.Module.__call__ = steps.wrapped_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
     modules.register_module_module_registration_hook(steps.registered)
     for name in ("backward", "grad"):
-        setattr(torch.autograd, name, steps.wrapped_backward(getattr(torch.autograd, name)))
+        backward = log.wrapped(getattr(torch.autograd, name), steps.backward, unless=_is_traced)
+        setattr(torch.autograd, name, backward)
     for module, name in ((torch.random, "torch"), (torch.cuda.random, "CUDA")):
-        restores = _restores(module.set_rng_state, name, log)
+
+        def restored(new_state: torch.Tensor, *_: Any, name: str = name, **__: Any) -> None:
+            if not log.steps:
+                log.write("generator", name=name, rank=log.place[0], **digests({"digest": new_state}))
+
+        restores = log.wrapped(module.set_rng_state, restored, unless=_is_traced)
         for place in (module, torch if name == "torch" else torch.cuda):
             place.set_rng_state = restores  # type: ignore[attr-defined]
     log.write("torch")
@@ -300,13 +281,7 @@ def install(log: Log) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     log.mark_restart()
-    create, created = torch.optim.Optimizer.__init__, itertools.count()
-
-    @functools.wraps(create)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        create(self, *args, **kwargs)
-        if not next(created):
-            log.write("optimizer")
-
-    torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign]
+    created = functools.lru_cache(lambda: log.write("optimizer"))
+    create = log.wrapped(torch.optim.Optimizer.__init__, after=lambda *_, **__: created())
+    torch.optim.Optimizer.__init__ = create  # type: ignore[method-assign]
     atexit.register(log.stop.before_step, 0)  # a file is cut to half after the last step too
