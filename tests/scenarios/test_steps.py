@@ -216,9 +216,10 @@ def test_control_of_disagreeing_ranks_is_run(
 
 @pytest.mark.parametrize("same_layout", [True, False])
 def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path)
+    cell = bare_cell(tmp_path, config(**SMALL, world_size=1 if same_layout else 2))
     handed_over(cell)
-    _, story = handover.take(cell, any_layout=True, same_layout=same_layout)
+    loading, story = handover.take(cell, any_layout=True)
+    assert (story.exactly, loading.config.world_size) == (same_layout, 1)
     taken = [*(one.state for one in story.checkpoints), *story.states.values()]
     random = {StatePart.random: leaves("cpu")} if same_layout else {}
     assert taken == [{StatePart.extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]

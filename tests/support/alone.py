@@ -112,7 +112,7 @@ def run_alone(fault: str = "none", seen_by: World | None = None, **values: Any) 
         checkpoints = Path(folder) / "checkpoints"
         checkpoints.mkdir()
         try:
-            for stage in range(len(given.stages)):
+            for stage in range(len(given.processes)):
                 spec = CellSpec(RunId("tests", "cell", stage), given, folder, str(checkpoints))
                 ran.reports.append(RankReport(0))
                 tell = ran.announced.append, lambda since: ran.uploads.append(len(since))

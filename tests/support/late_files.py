@@ -8,19 +8,19 @@ from pathlib import Path
 from unittest import mock
 
 from conftest import TESTS
-from dcpbench.cell import checkpoint_files
+from dcpbench.cell import checkpoint_files, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.scenarios import convert
+from dcpbench.cell.steps import Story
 from support.namespaces import Namespace
 
 WAITS_S = 10.0
 _OTHER_GROUP = 65534
 
 
-def train_and_save(cell: Cell) -> None:
+def train_and_save(cell: Cell) -> tuple[Cell, Story]:
     """The first stage."""
     with mock.patch.object(checkpoint_files, "SHOWS_S", WAITS_S):
-        convert.train_and_save(cell)
+        return uninterrupted.save(*uninterrupted.begin(cell))
 
 
 def late_hosts(hosts: Sequence[Namespace], rules: Mapping[Path, str], where: Path) -> list[Namespace]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import contract, steps
+from dcpbench.cell import contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
@@ -30,6 +30,7 @@ from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
@@ -38,6 +39,7 @@ from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
+    State,
     as_judged,
     as_saved,
     before_a_step,
@@ -192,6 +194,28 @@ def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int
     return controls
 
 
+def load_beside(cell: Cell, story: Story, checkpoint: Checkpoint) -> None:
+    """Check that a load changes no tensor of the run that was saved, which only its process shows. It is not
+    one of the loads whose time is measured."""
+    measured = len(cell.report.measurements)
+    target = steps.build_target(cell, story)
+
+    def tensors(state: State) -> Leaves:
+        return state[StatePart.model] | state[StatePart.optimizer]
+
+    before = tensors(cell.ended[checkpoint.checkpoint_id])
+    cell.saved.clear()  # of the run only tensors are compared here
+    steps.load(cell, target, checkpoint)
+    with cell.phase("verify", "side_effects"):
+        compared = compare_controlled(
+            before, tensors(live_state(story.trained)), proven=cell.proven("side_effect_free")
+        )
+        where = f"after the load of step {checkpoint.step}"
+        cell.record("side_effect_free", compared, where, side_effects.LOAD)
+    own = [one for one in cell.report.measurements[measured:] if (one.phase or "").startswith("verify")]
+    cell.report.measurements[measured:] = own
+
+
 def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: Controls) -> None:
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. The checks of plug-ins follow."""
@@ -291,17 +315,15 @@ def resume(
     target: Run,
     checkpoint: Checkpoint,
     record: Story,
-    exactly: bool = True,
     until: int | None = None,
 ) -> None:
-    """Train a restored run on, and compare its losses and its state with the reference run's.
+    """Train a restored run on, and compare its losses and its state with the reference run's; where it cannot
+    repeat this exactly, each step is compared with a twin's, and losses have to be close.
 
     Args:
-        exactly: bit for bit. Another layout sums in another order: there each step is compared with a twin's,
-            and losses have to be close.
         until: the last step; by default `resume_steps` after the checkpoint.
     """
-    last = until or cell.window.end_of(checkpoint.step)
+    exactly, last = record.exactly, until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     of_losses = "loss_resume_equal" if exactly else "loss_resume_close"

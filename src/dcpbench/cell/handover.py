@@ -1,5 +1,6 @@
 """Pass checkpoints and the reference run to the processes of a later stage, which may have another layout,
-by files in the folder of the cell."""
+by files in the folder of the cell. So a resume is a restart: what a user's code keeps anywhere in its
+process, such as a counter of a module, is gone."""
 
 from dataclasses import replace
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell import checkpoint_files, checks
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import its
@@ -27,6 +29,9 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
     """Leave a story to a new process of each rank or, as digests of full tensors, to ranks of `any_layout`;
     collective."""
     checkpoints = story.checkpoints
+    if cell.config.restarts and story.run:
+        for checkpoint in checkpoint_files.remaining(cell, checkpoints)[-1:]:
+            checks.load_beside(cell, story, checkpoint)
     with cell.phase("verify", "handover"):
         if any_layout:
             of_any = partial(replace, by_content=True, named={})
@@ -48,16 +53,16 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
         torch.save(replace(story, run=None, files=files), cell.folder / _name(cell, any_layout))
 
 
-def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tuple[Cell, Story]:
+def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
     """Take the story that the stage before has left, and let the end of this stage compare the files of its
-    checkpoints with those of when they were complete. Return it with the cell, which gets its steps. The file
-    may contain any class, such as arrays, if the workload is a user's, or for the same rank of another
-    process.
-
-    Args:
-        same_layout: otherwise the state of random generators is dropped: this layout draws other numbers.
-    """
-    own = cell.config.workload.target is not None or cell.config.restarts
+    checkpoints with those of when they were complete. Return it with the cell, which gets its steps and, in
+    `any_layout`, that of loads. The file may contain any class, such as arrays, if the workload is a user's,
+    or for the same rank of another process."""
+    config, ranks = cell.config, cell.world.size
+    same_layout = not any_layout or (config.loading, ranks) == (config.parallel, config.world_size)
+    if any_layout:
+        cell = cell.vary(parallel=config.loading, world_size=ranks)
+    own = config.workload.target is not None or config.restarts
     safe: list[Any] = [Story, Checkpoint, Limits, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
         story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
@@ -65,7 +70,8 @@ def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tupl
     for checkpoint_id, known in story.files.items():
         cell.files[checkpoint_id] = KnownFiles(*known, cell.checkpointer)
         cell.checkpointer.note_removed(checkpoint_id, known[1] or ())
-    if not same_layout:
+    story.exactly = same_layout and story.torch_version == torch.__version__
+    if not same_layout:  # this layout draws other random numbers
         story.limits = replace(story.limits, generators=frozenset())
         for state in (*story.states.values(), *(one.state for one in story.checkpoints)):
             state.pop(StatePart.random, None)

@@ -54,6 +54,7 @@ class Story:
         stepped: the attributes that the steps of a trainer make, one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
         torch_version: the torch that trained it.
+        exactly: whether resumes repeat it bit for bit. Another layout sums in another order.
         window: the steps of a trainer.
         files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
         ends: steps at which resumed runs end in addition to those of the plan.
@@ -69,6 +70,7 @@ class Story:
     stepped: dict[int, Leaves] = field(default_factory=dict)
     generators: dict[int, States] = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
+    exactly: bool = True
     window: Window | None = None
     files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
     ends: tuple[int, ...] = ()

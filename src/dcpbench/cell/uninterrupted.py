@@ -155,15 +155,15 @@ def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
 def train_and_save(cell: Cell, **saving: Any) -> Story:
     """Train the run that never saves, then the reference run, and save this; return its record. `saving` is
     as in `steps.train_and_save`."""
-    return save(*begin(cell), **saving)
+    return save(*begin(cell), **saving)[1]
 
 
-def save(cell: Cell, unsaved: Story, **saving: Any) -> Story:
+def save(cell: Cell, unsaved: Story, **saving: Any) -> tuple[Cell, Story]:
     """Train the reference run and save it; it has to end in the state of the run that never saves."""
     reference = steps.build(cell, unsaved)
     steps.train_and_save(cell, reference, **saving)
     compare(cell, unsaved, reference)
-    return reference
+    return cell, reference
 
 
 def compare(cell: Cell, unsaved: Story, reference: Story) -> None:

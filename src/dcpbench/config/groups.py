@@ -51,14 +51,17 @@ class Only:
 
 @dataclass
 class StageConfig:
-    """A stage of a cell: `target(cell, **options)`, called on every rank of a world of its own.
+    """A stage of a cell: `target(cell, **options)`, called on every rank in new processes, whose
+    `environment` is set before they start. Such stages exchange files only.
 
-    `environment` is set in its processes before they start. Stages exchange files only. One that is
-    `restarted` runs under a second interpreter, one `of_each_save` as often as the cell saves.
+    One that `continues` is `target(cell, story, **options)` with what the stage before has returned. It runs
+    in the processes of that one if it has the same `world`, unless what loads is a new process: then one that
+    is `restarted` runs under a second interpreter. One `of_each_save` runs as often as the cell saves.
     """
 
     target: str = MISSING
     world: StageWorld = StageWorld.save
+    continues: bool = how_run(False)
     restarted: bool = how_run(False)
     of_each_save: bool = how_run(False)
     environment: dict[str, str] = field(default_factory=dict)
@@ -68,8 +71,7 @@ class StageConfig:
 @dataclass
 class ScenarioConfig:
     """The code of a cell: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages` in
-    order, each with the same options. Where what loads is a process of another interpreter than what has
-    saved, the stages are `restarts`.
+    order, each with the same options.
 
     Cells with another value than `only` allows are skipped. A scenario that `converts` loads under
     `load_parallel` on `load_world_size` ranks. Without `process_group` it runs in one process that has none.
@@ -78,16 +80,27 @@ class ScenarioConfig:
     name: str = MISSING
     target: str | None = None
     stages: list[StageConfig] = field(default_factory=list)
-    restarts: list[StageConfig] = how_run(list)
     only: dict[str, Only] = how_run(dict)
     converts: bool = False
     process_group: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def all_stages(self) -> list[StageConfig]:
-        """Its stages; `target` is short for a single one."""
-        return self.stages or [StageConfig(target=self.target or "")]
+    def processes(self, restarts: bool = False, saves: int = 1) -> list[list[StageConfig]]:
+        """Return the stages that run in the same processes, in order; `target` is short for a single stage.
+
+        Args:
+            restarts: what loads is another process than what has saved.
+            saves: as often a stage `of_each_save` runs; every second time under the second interpreter.
+        """
+        found: list[list[StageConfig]] = []
+        for stage in self.stages or [StageConfig(target=self.target or "")]:
+            for number in range(saves if stage.of_each_save else 1):
+                each = replace(stage, restarted=restarts and stage.restarted and number % 2 == 0)
+                if found and stage.continues and not restarts and stage.world is found[-1][0].world:
+                    found[-1].append(each)
+                else:
+                    found.append([each])
+        return found
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The configuration of a cell: the groups of `conf/` and single keys, each with its default and help."""
 
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -160,21 +160,16 @@ class Config:
         return self.load_parallel or self.parallel
 
     @property
-    def stages(self) -> list[groups.StageConfig]:
-        """The stages of a cell, in order."""
-        if not self.restarts:
-            return self.scenario.all_stages
-        saves = len(self.save_steps)
-        return [
-            replace(stage, restarted=stage.restarted and link % 2 == 0)
-            for stage in self.scenario.restarts
-            for link in range(saves if stage.of_each_save else 1)
-        ]
+    def processes(self) -> list[list[groups.StageConfig]]:
+        """The stages of a cell that run in the same processes, in order."""
+        # The steps of a trainer are chosen, and `save_at` need not be one of them.
+        chosen = self.saves + (self.save_at is not None)
+        return self.scenario.processes(self.restarts, chosen if self.own_trainer else len(self.save_steps))
 
     @property
     def restarts(self) -> bool:
         """Whether what loads is another process than what has saved, after `restart` was decided."""
-        return bool(self.restart and self.scenario.restarts)
+        return bool(self.restart) and any(stage.restarted for stage in self.scenario.stages)
 
     def world_of(self, world: groups.StageWorld) -> tuple[groups.ParallelConfig, int]:
         """Return the parallelism and the number of ranks of a stage, after the world size was decided."""

@@ -125,7 +125,7 @@ class RankGroup:
         began = time.monotonic()
         limits = timeouts.by_phase()
         self._conclusion, self._concluded = conclusion, False
-        dies = spec.config.stages[spec.run.stage].ends is Ending.crash
+        dies = spec.config.processes[spec.run.stage][-1].ends is Ending.crash
         self._death_grace_s = _SURVIVORS_S if dies else _GRACE_S
         for rank in self._ranks:
             rank.begin(spec)

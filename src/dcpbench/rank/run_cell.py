@@ -8,12 +8,14 @@ from collections.abc import Callable, Set
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters, graph_break_reasons
 
+from dcpbench.cell import handover
 from dcpbench.cell.cell import Cell, Uploads
 from dcpbench.cell.checkpoint_files import verify_files, wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
@@ -44,8 +46,9 @@ def run_cell(
     config = spec.config
     _reset(world, config.seed)
     _set_deterministic(config.deterministic)
-    stage = config.stages[spec.run.stage]
-    alone = stage.world is StageWorld.alone
+    before, stages, after = [[], *config.processes, []][spec.run.stage : spec.run.stage + 3]
+    first, last = stages[0], stages[-1]
+    alone = first.world is StageWorld.alone
     if config.compile and not alone:
         _reset_graphs(config, world)
     folder = Path(spec.checkpoints)
@@ -64,14 +67,22 @@ def run_cell(
             )
             if spec.run.stage:
                 wait_until_seen(cell, folder, "of the stage before")
-            pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
+            passed: tuple[Any, ...] = (cell,)
+            if first.continues:
+                passed = handover.take(cell, any_layout=first.world is not before[0].world)
+            for stage in stages:
+                returned = pkgutil.resolve_name(stage.target)(*passed, **config.scenario.options)
+                passed = returned if isinstance(returned, tuple) else (cell,)
+            if after and after[0].continues:
+                cell, story = passed
+                handover.leave(cell, story, any_layout=after[0].world is not first.world)
             verify_files(cell)
     except Skip as reason:
         report.skip = str(reason)
         return
     if alone:  # its memory is not a cost of saving or loading
         return
-    if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
+    if after and last.ends is Ending.report:
         wait_until_seen(cell, folder, "of this stage")
     if config.compile:
         report.not_compiled = why_not_compiled(cell.trained)

@@ -1,5 +1,6 @@
 """Save, load into a new run, train and save again, and so on: what a resumed run saves is as good as the
-checkpoint that it was resumed from."""
+checkpoint that it was resumed from. Like a job that dies, each run takes a few steps after its save, which
+may be in flight."""
 
 from dataclasses import replace
 
@@ -7,19 +8,6 @@ from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import Story
 from dcpbench.core.rank_report import Skip
-
-
-def chain(cell: Cell) -> None:
-    """Each run but the first is restored from what the one before has saved, and ends in the states of the
-    reference run. Like a job that dies, it takes a few steps after its save, which may be in flight.
-
-    Raises:
-        Skip: the plan has one save.
-    """
-    cell, unsaved = begin(cell)
-    saved = save(cell, unsaved)
-    for _ in cell.window.saves:
-        follow(cell, saved)
 
 
 def begin(cell: Cell) -> tuple[Cell, Story]:
@@ -33,18 +21,19 @@ def begin(cell: Cell) -> tuple[Cell, Story]:
     return uninterrupted.begin(cell, exactly=True)
 
 
-def save(cell: Cell, unsaved: Story) -> Story:
+def save(cell: Cell, unsaved: Story) -> tuple[Cell, Story]:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves
     reference = replace(steps.build(cell, unsaved), ends=tuple(plan[1:]))
     steps.train_and_save(cell, reference, at=plan[:1])
     uninterrupted.compare(cell, unsaved, reference)
-    return reference
+    return cell, reference
 
 
-def follow(cell: Cell, saved: Story) -> None:
-    """Resume from the newest checkpoint; if the plan has a later save, save there, and train on."""
+def follow(cell: Cell, saved: Story) -> tuple[Cell, Story]:
+    """Resume from the newest checkpoint; if the plan has a later save, save there, and train on. Each run
+    ends in the states of the reference run."""
     number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]
     later = cell.window.saves[number + 1 :]
     run = steps.build_target(cell, saved, number, checkpoint.step)
@@ -54,3 +43,4 @@ def follow(cell: Cell, saved: Story) -> None:
         again = steps.save(cell, run)
         checks.resume(cell, run, replace(again.checkpoint, how=", without a load"), saved)
         saved.checkpoints.append(steps.finish(cell, again))
+    return cell, saved

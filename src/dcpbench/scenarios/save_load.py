@@ -14,10 +14,9 @@ from dcpbench.core.rank_report import Compared
 
 
 def save_load(cell: Cell) -> None:
-    """A load restores the saved state bit for bit, and training continues with the losses of the reference
-    run."""
-    cell, unsaved = uninterrupted.begin(cell)
-    load_and_resume(cell, uninterrupted.save(cell, unsaved))
+    """Run all stages, for scenarios that do more: a load restores the saved state bit for bit, and training
+    continues with the losses of the reference run."""
+    load_and_resume(*uninterrupted.save(*uninterrupted.begin(cell)))
 
 
 def load_and_resume(cell: Cell, saved: Story) -> None:

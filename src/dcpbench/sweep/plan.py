@@ -87,10 +87,10 @@ class PlannedCell(SweepCell):
     @property
     def expected(self) -> Expected:
         """The expectations that the verdict needs."""
-        stages = self.config.stages
+        ends = ((at, stages[-1]) for at, stages in enumerate(self.config.processes))
         return Expected(
             worlds=[kind.world_size for kind in self.kinds],
-            dies={at: stage.target for at, stage in enumerate(stages) if stage.ends is Ending.crash},
+            dies={at: stage.target for at, stage in ends if stage.ends is Ending.crash},
             known_failures=self.known_failures,
         )
 
@@ -223,8 +223,8 @@ def _planned(
 
 
 def kinds_of(config: Config, machine: Machine) -> tuple[WorldKind, ...]:
-    """Return the ranks that each stage of a cell runs on."""
-    return tuple(_kind(config, stage, machine) for stage in config.stages)
+    """Return the ranks that the stages of a cell run on."""
+    return tuple(_kind(config, first, machine) for first, *_ in config.processes)
 
 
 def _kind(config: Config, stage: StageConfig, machine: Machine) -> WorldKind:
@@ -366,8 +366,11 @@ def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[Plann
 
 
 def identity_of(config: Config) -> CellKey:
-    """Return the identity of a configuration, in which a value's name stands for the code of its file."""
-    return CellKey.of(config, _code_paths)
+    """Return the identity of a configuration, in which a value's name stands for the code of its file, and
+    the first of several stages for its processes."""
+    first = [stage for stage, *_ in config.scenario.processes()]
+    scenario = replace(config.scenario, stages=first if len(first) > 1 else [])
+    return CellKey.of(replace(config, scenario=scenario), _code_paths)
 
 
 @cache

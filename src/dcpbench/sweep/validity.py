@@ -232,7 +232,7 @@ def _limits_of_cells(
     if config.load_world_size and not scenario.converts:
         loads = f"{named} loads on the ranks that it saved with"
         yield Limit(f"load_world_size={config.load_world_size}: {loads}")
-    if config.load_python and not any(config.python_of(stage.world) for stage in config.stages):
+    if config.load_python and not any(config.python_of(first.world) for first, *_ in config.processes):
         loads = f"{named} loads under the Python that saved; scenario=convert does not"
         yield Limit(f"load_python={config.load_python}: {loads}")
     if config.device is Device.cuda:
