@@ -1,4 +1,19 @@
-"""The contract for a known defect of torch whose effect can be recomputed."""
+"""The contract for a known defect of torch whose effect can be recomputed.
+
+A plug-in declares defects by name in `Plugin.defects`; a known failure refers to one by its key `by`. Only
+`cell/explained.py` calls them:
+
+1. `applies(config)`, on every rank, when a comparison of one of its `moments` ends, and before a load if the
+   defect needs the state `from_before`.
+2. If no rank has a mismatch, nothing more is called.
+3. `expected(cell, moment, reference)`, on every rank, since it may use collectives, for one defect after the
+   other. A mismatch gets the name of a defect only if its value is exactly that of a returned state.
+4. The run gets the saved values of what is explained, so that its next steps are judged as usual.
+
+The usual ways to write one: repeat the wrong calculation on the saved state
+(`plugins/defects/rounded_state.py`), return what was there before the load (`own_chunks.py`), or return the
+texts of exceptions (`state_of_no_gradient.py`).
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

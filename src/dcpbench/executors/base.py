@@ -1,4 +1,18 @@
-"""The interface of executors, and of the engines that create them. No other package knows where ranks run."""
+"""The contract of engines and executors: no other package knows where ranks run.
+
+All calls come from the driver. An engine lives as long as its sweep:
+
+1. `Engine(config)`, then `begin(modules)`: imports begin while cells are composed.
+2. `probe()`, when a cell needs the machine; `hosts_of` and `target_error` decide which cells can run.
+3. `executor(gpus)`, once for each cell that runs at the same time. Such a cell has a thread of the driver.
+4. For each attempt of a cell `keep_only(kinds)`; for each of its stages `run(kind, spec, ...)`, which returns
+   how the stage ended on each rank, and judges nothing. After anything but a pass `keep_only(set())`.
+5. `interrupt()`, from another thread, at any time of `run`; this then returns at once.
+6. `Executor.end()` of each, then `Engine.end()`, also after an exception.
+
+The usual ways to write one: fork ranks on this host (`local.py`); start an agent elsewhere that has an
+engine of its host, and pass it the calls of an executor (`interpreters.py`, `plugins/hosts/`).
+"""
 
 import pkgutil
 from collections.abc import Callable, Sequence
