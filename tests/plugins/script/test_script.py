@@ -145,6 +145,7 @@ def test_copies_are_resumed_again(checked: Finished, tmp_path: Path) -> None:
     rows = {row.config["--stop"]: row for row in read_rows(folder)[0]}
     assert [row["verdict"] for row in rows.values()] == ["exact", "not_reached", "exact"]
     assert "; the saves are those of the earlier script" in str(rows["kill@11"].reason)
+    assert not [*folder.glob("*/issue.md")], "nothing is left to report"
 
 
 def test_edited_script_of_a_copied_folder_resumes_again(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class Check:
                 self._print(f"    after a repair: {again}", "dim", to_copy=True)
             elif row.status == "pass":
                 files.remove_tree(self._folder(stop) / "out")
+                (self._folder(stop) / "issue.md").unlink(missing_ok=True)
             yield row
 
     def look(self, limit_s: float) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dcpbench import __version__
 from dcpbench.config.text import counted, listed
 from dcpbench.plugins.script.compare import KINDS, Difference, used_generators
 from dcpbench.plugins.script.record import Run
@@ -86,7 +87,7 @@ def issue(row: Row, details: dict[str, Any], again: str, places: dict[str, str])
         f"    dcpbench {row.overrides}",
         f"After a repair: `{again}`",
         f"torch {row.torch_version}, Python {row.python_version}, {platform.system()} {platform.release()}, "
-        f"{row['world_size']} rank(s) on {row['device']}, dcpbench {row.dcpbench_commit or ''}",
+        f"{row['world_size']} rank(s) on {row['device']}, dcpbench {row.dcpbench_commit or __version__}",
         "End of the log:",
         "\n".join(f"    {line}" for line in details["log_tail"]) or "    (empty)",
         f"Please attach: the script, and of this folder `{Path(details['log']).name}` and the `*-records`.",
