@@ -1,6 +1,7 @@
 """Take the pictures of README.md and docs/report.md: a report's page in Chromium, light and dark.
 
     python scripts/screenshots.py outputs/<sweep>/report.html docs/images
+    python scripts/screenshots.py outputs/<script>/report.html docs/images   # of a script: one stop
 
 needs selenium (`pip install -e '.[dev]'`) and Debian's chromium and chromium-driver.
 """
@@ -35,15 +36,15 @@ def main() -> None:
     ask.add_argument("into", type=Path, help="folder of the pictures")
     asked = ask.parse_args()
     asked.into.mkdir(parents=True, exist_ok=True)
+    sweep = [("report", 1340, 760, ""), ("cell", 980, 660, _OPEN.format(_WORST)), ("phone", 390, 844, "")]
+    script = [("script", 860, 470, "document.querySelector('article.stop').scrollIntoView()")]
     with _browser() as browser:
-        for name, width, height, script in (
-            ("report", 1340, 760, ""),
-            ("cell", 980, 660, _OPEN.format(_WORST)),
-            ("phone", 390, 844, ""),
-        ):
-            for theme in ("light", "dark"):
+        _show(browser, asked.page, 900, 600, "light")
+        is_script = browser.execute_script("return document.querySelector('article.stop') !== null")
+        for name, width, height, opens in script if is_script else sweep:
+            for theme in ("light",) if is_script else ("light", "dark"):
                 _show(browser, asked.page, width, height, theme)
-                browser.execute_script(script)
+                browser.execute_script(opens)
                 (asked.into / f"{name}-{theme}.png").write_bytes(browser.get_screenshot_as_png())
 
 
