@@ -60,8 +60,8 @@ def test_a_digest_is_of_the_tensor_alone(digests: Any) -> None:
 
 def test_samples_have_a_digest_each(digests: Any) -> None:
     batch = torch.arange(24).view(4, 3, 2)[[1, 0, 1, 3]]
-    first, second, third, fourth = digests.rows([[batch], {}])
+    first, second, third, fourth = digests.rows([[batch], {}]).values()
     assert first == third
     assert len({first, second, fourth}) == 3
-    assert digests.rows([[torch.tensor(3.0)], {"x": batch.bool()}]) != []
-    assert digests.rows([[torch.zeros(10_000, 2)], {}]) == []
+    assert digests.rows([[torch.tensor(3.0)], {"x": batch.bool()}])
+    assert digests.rows([[torch.zeros(10_000, 2)], {}]) == {}

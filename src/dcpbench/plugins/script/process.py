@@ -5,13 +5,13 @@ process below it as soon as its pipe to dcpbench closes: at the end of a run, an
 """
 
 import os
-import select
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +25,6 @@ _LEFT_S = 2.0
 """How long processes that the command leaves have to end: helpers end after it, as a resource tracker."""
 _STOP_LIMIT_S, _STOP_ROUND_S = 10.0, 0.2
 _TERM_S = 3.0
-_NUMBER = struct.Struct("i")
 
 
 class Process:
@@ -38,21 +37,19 @@ class Process:
     def __init__(
         self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], output: BinaryIO
     ) -> None:
-        hold, self._hold = os.pipe()
-        self._results, results = os.pipe()
+        self._pipe, other = Pipe()
         self._status: int | None = None
         self._guardian = os.fork()
         if not self._guardian:
             try:
                 os.setsid()
-                os.close(self._hold)
+                self._pipe.close()
                 os.dup2(output.fileno(), 1)  # its caller's pipes end with dcpbench
                 os.dup2(output.fileno(), 2)
-                _guard(words, cwd, environment, hold, results)
+                _guard(words, cwd, environment, other)
             finally:
                 os._exit(0)
-        os.close(hold)
-        os.close(results)
+        other.close()
         if error := self._result():
             self.end()
             raise OSError(error, os.strerror(error))
@@ -66,7 +63,7 @@ class Process:
     def poll(self) -> int | None:
         """Return the exit status of the command, minus the number of a signal that ended it; None while it
         runs, or a process that it left has time to end."""
-        if self._status is None and select.select([self._results], [], [], 0)[0]:
+        if self._status is None and self._pipe.poll():
             self._status = self._result()
         return self._status
 
@@ -126,16 +123,16 @@ class Process:
 
     def end(self) -> None:
         """End all descendants, stopped ones too, and the guardian."""
-        if self._hold >= 0:
-            os.close(self._hold)
-            self._hold = -1
+        if not self._pipe.closed:
+            self._pipe.close()
             os.waitpid(self._guardian, 0)
-            os.close(self._results)
 
     def _result(self) -> int:
         """Return the next number from the guardian: an errno or 0, then the exit status."""
-        found = os.read(self._results, _NUMBER.size)
-        return int(_NUMBER.unpack(found)[0]) if found else -signal.SIGKILL  # it was killed
+        try:
+            return int(self._pipe.recv_bytes())
+        except (EOFError, OSError):  # it was killed
+            return -signal.SIGKILL
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -146,8 +143,8 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def _guard(words: Sequence[str], cwd: Path, environment: Mapping[str, str], hold: int, results: int) -> None:
-    """Run the command until it has ended or the pipe `hold` closes, and end all processes then."""
+def _guard(words: Sequence[str], cwd: Path, environment: Mapping[str, str], pipe: Connection) -> None:
+    """Run the command until it has ended or the pipe closes, and end all processes then."""
     for number in ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # the command inherits what is ignored
             signal.signal(number, lambda *_: None)
@@ -157,11 +154,11 @@ def _guard(words: Sequence[str], cwd: Path, environment: Mapping[str, str], hold
             words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
     except OSError as error:
-        os.write(results, _NUMBER.pack(error.errno))
+        pipe.send_bytes(b"%d" % (error.errno or 1))
         return
-    os.write(results, _NUMBER.pack(0))
+    pipe.send_bytes(b"0")
     status, due = None, 0.0
-    while not select.select([hold], [], [], _POLL_S)[0]:
+    while not pipe.poll(_POLL_S):
         pid = -1
         while pid:
             try:
@@ -172,6 +169,6 @@ def _guard(words: Sequence[str], cwd: Path, environment: Mapping[str, str], hold
             if pid == process.pid:
                 status, due = os.waitstatus_to_exitcode(raw), time.monotonic() + _LEFT_S
         if status is not None and time.monotonic() >= due:
-            os.write(results, _NUMBER.pack(status))
+            pipe.send_bytes(b"%d" % status)
             status = None
     cleanup.end_orphans()

@@ -74,8 +74,9 @@ class Command:
     words: Sequence[str]
     cwd: Path
     place: Path
+    resume_args: Sequence[str] = ()
     every: int = 1
-    grace_s: float = 30.0
+    grace: float = 30.0
     deterministic: bool = False
     is_recorded: bool = True
     saves: int = 0
@@ -104,7 +105,6 @@ class Command:
         limit_s: float,
         freezer: Freezer | None = None,
         source: Copy | None = None,
-        more: Sequence[str] = (),
         ends: int = 0,
     ) -> Run:
         """Run the command for at most `limit_s` seconds, with the stops of a `freezer`.
@@ -112,8 +112,7 @@ class Command:
         Args:
             folder: where its log and its records go.
             name: what the run is for, in the names of files.
-            source: the folder with which it begins.
-            more: words that a resume adds.
+            source: the folder that it resumes.
             ends: the step before which the run ends; 0: its own end, or that after `saves`.
 
         Raises:
@@ -140,11 +139,11 @@ class Command:
             "ends": ends,
             "began": self.began,
             "own": [str(self.place)],
-            "named": [str(self.cwd), *paths_of([*self.words, *more], self.cwd)],
+            "named": [str(self.cwd), *paths_of([*self.words, *self.resume_args], self.cwd)],
             "stops": [*freezer.folders] if freezer else [],
         }
         write_json(settings, known)
-        added = resume_words(more, source, self.out) if source else more
+        added = resume_words(self.resume_args, source, self.out) if source else []
         words = [word.replace(OUT, str(self.out)) for word in (*self.words, *added)]
         words = words if self.has_out else self.working.words(words, self.out)
         with log.open("wb") as output, self._started(words, settings, output) as process:
@@ -188,7 +187,7 @@ class Command:
             if freezer and (at_stop := [path for path in records.glob("stopped-*") if not path.suffix]):
                 if not began:
                     began = time.monotonic()
-                    deadline = began + self.grace_s
+                    deadline = began + self.grace
                 # The number of ranks, the process of one, and whether it handles SIGTERM.
                 known = [json.loads(path.read_text()) for path in at_stop]
                 is_apart = len(known) < known[0][0] and time.monotonic() < began + _APART_S

@@ -56,18 +56,15 @@ def main(
     words: Sequence[str],
     stop: Sequence[str] = (),
     resume_args: Sequence[str] = (),
-    every: int = 1,
     timeout: int = 600,
-    grace: int = 30,
     folder: str | None = None,
-    deterministic: bool = False,
     as_json: bool = False,
     again: str | None = None,
-    saves: int = 0,
     look: bool = False,
     gate: Sequence[str] = (),
+    **settings: Any,
 ) -> int:
-    """Check a script, and return the exit status."""
+    """Check a script, and return the exit status. `settings` are options that are fields of `Command`."""
     name = again or folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))
     place, cwd = Path(name).resolve(), Path.cwd()
     if again:
@@ -75,8 +72,8 @@ def main(
         if known is None or "script.command" not in known.config:
             raise ConfigError(f"--again {path_text(place)}: not a folder of dcpbench script")
         words = words or shlex.split(known.config["script.command"])
-        resume_args = resume_args or shlex.split(known.config.get("script.resume-args", ""))
-        deterministic, cwd = "script.deterministic" in known.config, Path(known.cwd or cwd)
+        resume_args = resume_args or shlex.split(known.config.get("script.resume_args", ""))
+        settings["deterministic"], cwd = "script.deterministic" in known.config, Path(known.cwd or cwd)
         if any("***" in word for word in (*words, *resume_args)):
             raise ConfigError("--again: secrets are not stored; add -- and the command, and --resume-args")
     elif not words:
@@ -86,8 +83,7 @@ def main(
     if not again and place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    command = Command([*words], cwd, place, every, grace, deterministic, saves=saves)
-    check, signals = Check(command, resume_args, place, console), Signals()
+    check, signals = Check(Command([*words], cwd, place, resume_args, **settings), console), Signals()
     signals.obey()
     try:
         if look:
@@ -104,9 +100,9 @@ def main(
 class Check:
     """The check of one script in one folder."""
 
-    def __init__(self, command: Command, resume_words: Sequence[str], place: Path, console: Console) -> None:
-        self._command, self._resume_words, self._place, self._console = command, resume_words, place, console
-        self._hidden = partial(hidden, secrets=secrets_of([*command.words, *resume_words]))
+    def __init__(self, command: Command, console: Console) -> None:
+        self._command, self._place, self._console = command, command.place, console
+        self._hidden = partial(hidden, secrets=secrets_of([*command.words, *command.resume_args]))
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit, self._note = SweepCode().dcpbench.commit, ""
         self._reference: Run | None = None
@@ -223,8 +219,7 @@ class Check:
             self._says(f"{stop}: {text}")
             newest = family(stopped, ()).newest or 0
             ends = frozen.ends and max(2, frozen.ends - newest)  # in steps of its own, from the newest one
-            more = self._resume_words
-            return self._command.run(folder, name, self._limit_s, source=copy, more=more, ends=ends)
+            return self._command.run(folder, name, self._limit_s, source=copy, ends=ends)
 
         def restart() -> Run:
             self._says(f"{stop}: once more: does it repeat?")
@@ -236,10 +231,14 @@ class Check:
             Copy.about(copy.folder).unlink()  # it is no crash's, and cannot be resumed
         resumed = restarted or resume("resumed", "resumed")
         second = restart if restarted else lambda: resume("again", "resumed once more: does it repeat?")
-        words = [word.replace(OUT, "") for word in (*self._command.words, *self._resume_words) if OUT in word]
-        is_given = "{newest:" in shlex.join(self._resume_words)
+        words = [
+            word.replace(OUT, "")
+            for word in (*self._command.words, *self._command.resume_args)
+            if OUT in word
+        ]
+        is_given = "{newest:" in shlex.join(self._command.resume_args)
         verdict = judge(stopped, resumed, cache(second), cache(self._other), words, is_given)
-        if self._resume_words and not resume_words(self._resume_words, copy, copy.folder):
+        if self._command.resume_args and not resume_words(self._command.resume_args, copy, copy.folder):
             verdict = replace(verdict, reason=f"{verdict.reason}; without --resume-args, as no path fits yet")
         return verdict, resumed, copy.event["k"] + 1
 
@@ -303,7 +302,7 @@ class Check:
         Raises:
             ConfigError: it did nothing that can be judged.
         """
-        saves = [str(date) for date in sorted({member.date for member in likely_checkpoints(run)})]
+        saves = [str(member.date) for member in reversed(likely_checkpoints(run))]
         where = f"below {OUT}" if self._command.has_out else "in the working folder"
         problem = problem_of(run, self._command, self._place / "unrecorded", self._limit_s, seconds)
         if not run.disk.versions:
@@ -328,19 +327,18 @@ class Check:
         scripts = [Path(word) for word in words if word.endswith(".py")]
         sources = [path for path in (self._command.cwd / path for path in scripts) if path.is_file()]
         parallel = [name for kind, name in PARALLEL.items() if kind in about["classes"]]
-        known = {
-            "resume-args": self._hidden(shlex.join(self._resume_words)),
-            "every": "" if self._command.every == 1 else str(self._command.every),
-            "saves": str(self._command.saves or ""),
-            "deterministic": "true" if self._command.deterministic else "",
-        }
-        options = [f"--{name}={value}".removesuffix("=true") for name, value in known.items() if value]
+        given = {name: getattr(self._command, name) for name in ("every", "saves", "deterministic")}
+        known = {name: str(of) for name, of in given.items() if of != getattr(Command, name)}
+        known |= (
+            {"resume_args": self._hidden(resume)} if (resume := shlex.join(self._command.resume_args)) else {}
+        )
+        options = [f"--{name.replace('_', '-')}={of}".removesuffix("=True") for name, of in known.items()]
         config = {"script.command": self._hidden(shlex.join(words)), "--stop": stop}
-        config |= {f"script.{name}": value for name, value in known.items() if value}
+        config |= {f"script.{name}": value for name, value in known.items()}
         status = STATUS[verdict.word]
         resumed = {str(verdict.loaded): losses(run)} if verdict.loaded is not None else {}
         loaded = [verdict.loaded] * bool(verdict.loaded)
-        saves = sorted({member.date for member in likely_checkpoints(self._frozen)})
+        saves = [member.date for member in reversed(likely_checkpoints(self._frozen))]
         details: dict[str, Any] = {
             "likely": [verdict.cause] if verdict.cause else [],
             "compared": verdict.compared,
@@ -391,7 +389,7 @@ class Check:
         )
         if status == "fail":
             places = {str(self._place): "RESULTS", str(self._command.cwd): ".", str(Path.home()): "~"}
-            text = self._hidden(issue(row, details, again, places))
+            text = self._hidden(issue(row, places))
             (self._place / details["issue"]).write_text(text, encoding="utf-8")
         return row
 

@@ -3,7 +3,7 @@
 import math
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,13 @@ def seen(run: Run) -> list[str]:
     ]
 
 
-def issue(row: Row, details: dict[str, Any], again: str, places: dict[str, str]) -> str:
+def issue(row: Row, places: dict[str, str]) -> str:
     """Return a failure as an issue in Markdown, without paths of this machine.
 
     Args:
-        again: the command that resumes the copy again.
         places: texts by the folders that they stand for, the longest first.
     """
+    details: Mapping[str, Any] = row.details
     lines = [
         f"# The resume is not exact: {row.texts['verdict']} after {row.cell.removeprefix('stop=')}",
         str(row.reason),
@@ -85,7 +85,7 @@ def issue(row: Row, details: dict[str, Any], again: str, places: dict[str, str])
         "\n".join(f"- {line}" for line in details["differs"]) or "- no step was compared",
         "How to see it again:",
         f"    dcpbench {row.overrides}",
-        f"After a repair: `{again}`",
+        f"After a repair: `{details['after_repair']}`",
         f"torch {row.torch_version}, Python {row.python_version}, {platform.system()} {platform.release()}, "
         f"{row['world_size']} rank(s) on {row['device']}, dcpbench {row.dcpbench_commit or __version__}",
         "End of the log:",

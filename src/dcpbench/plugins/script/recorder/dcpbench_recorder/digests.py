@@ -64,25 +64,15 @@ def _sums(tensors: list[torch.Tensor]) -> list[Any]:
     ]
 
 
-def rows(value: Any) -> list[Any]:
-    """Return a digest of each sample of a batch, not fetched yet: of each row of its first tensor that has
+def rows(value: Any) -> dict[str, Any]:
+    """Return the digest of each sample of a batch, not fetched yet: of each row of its first tensor that has
     rows; none if there are many, or large ones."""
-    tensors = (
-        leaf for _, leaf in islice(leaves(value), _MOST_VALUES) if torch.is_tensor(leaf) and leaf.dim()
-    )
-    tensor = next(tensors, None)
-    if tensor is None or not tensor.numel() or tensor.numel() > _CHUNK or len(tensor) > _MOST_ROWS:
-        return []
+    tensors = (leaf for _, leaf in islice(leaves(value), _MOST_VALUES) if torch.is_tensor(leaf))
+    tensor = next((leaf for leaf in tensors if leaf.dim()), None)
+    if tensor is None or not 0 < tensor.numel() <= _CHUNK or len(tensor) > _MOST_ROWS:
+        return {}
     plain = getattr(tensor, "_local_tensor", tensor).detach()
-    if plain.layout is not torch.strided or plain.is_complex() or plain.device.type == "meta":
-        return []
-    words = plain.reshape(len(plain), -1).contiguous().view(_INTEGERS[plain.element_size()])
-    if words.device.type == "cpu":
-        size, begin = words.shape[1] * words.element_size(), words.data_ptr()
-        return [
-            zlib.crc32((ctypes.c_char * size).from_address(begin + size * row)) for row in range(len(words))
-        ]
-    return list((words * _weights(words.device)[: words.shape[1]]).sum(1).unbind())
+    return digests({str(place): row for place, row in enumerate(plain)})
 
 
 def fetched(parts: Parts) -> Parts:

@@ -71,9 +71,7 @@ class Steps:
         for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
             if not isinstance(value, str):
                 self._parts["batch"][key] = value
-        self._parts["rows"] |= {
-            f"{self._calls} {place}": row for place, row in enumerate(rows([args, kwargs]))
-        }
+        self._parts["rows"] |= {f"{self._calls} {row}": of for row, of in rows([args, kwargs]).items()}
         self._calls += 1
 
     def registered(self, parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
