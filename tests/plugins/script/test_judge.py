@@ -292,6 +292,26 @@ def test_a_cut_file_is_not_taken_where_another_has_the_same(tmp_path: Path) -> N
     assert (found.word, found.newest, found.first.kind) == ("diverges", 8, "batch")
 
 
+@pytest.mark.parametrize(("files", "word"), [(1, "exact"), (2, "older")])
+def test_checkpoint_without_one_of_its_files_is_not_complete(tmp_path: Path, files: int, word: str) -> None:
+    """The run is stopped after the first, or the second, file of step 8: those of two ranks."""
+    writer = Writer()
+    for step in range(1, 13):
+        writer.step(step)
+        for number in (1, 2) if step % 4 == 0 else ():
+            writer.save(f"step-{step}/{number}.pt", {"model.a": 101 + step, "step": f"={step}"})
+            writer.event("open", path=f"log-{step}-{number}")
+    frozen = recorded(tmp_path / "a", [writer])
+    resumed = Writer()
+    resumed.event("load", path="step-4/1.pt")
+    for step in range(5, 13):
+        resumed.step(step)
+    found = judge(
+        stopped_at(frozen, 0, change=f"log-8-{files}"), recorded(tmp_path / "c", [resumed]), *runs(frozen)
+    )
+    assert (found.word, found.loaded) == (word, 4), found.reason
+
+
 @pytest.mark.parametrize(("uploads_last", "word"), [(True, "exact"), (False, "older")])
 def test_a_stage_of_an_upload_is_no_checkpoint(tmp_path: Path, uploads_last: bool, word: str) -> None:
     """Only files that were copied to `remote` are found. A backup is a copy too, but not of the last save."""

@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 
 from dcpbench.plugins.script.checkpoints import Event, is_in
-from dcpbench.records import files
 from dcpbench.records.store import write_json
 
 _LIBRARY = ctypes.CDLL(None)
@@ -138,8 +137,3 @@ def open_for_writing(processes: Iterable[psutil.Process], folder: Path) -> dict[
             for path in {path.removeprefix(prefix) for path in paths if path.startswith(prefix)}:
                 writing[path].append(process.pid)
     return dict(writing)
-
-
-def size_of(folder: Path) -> int:
-    """Return how many bytes the files below a folder take."""
-    return sum(files.file_lengths(folder).values())

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from dcpbench.config.text import clipped
 from dcpbench.plugins.script.checkpoints import Disk, Event, Named, is_in
 from dcpbench.records import files
 
+_STATE = ("weights", "moments")
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 
 _CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])")
@@ -67,27 +68,24 @@ class Run:
             is_published |= event["e"] != "sync"
         return False
 
-    def of_kind(self, *kinds: str, rank: int | None = None) -> list[Event]:
-        """Return the events of these kinds, of all processes or of that of a rank."""
-        events = [event for event in self.events if event["e"] in kinds]
-        process = self._processes.get(rank) if rank is not None else None
-        return [event for event in events if rank is None or event["process"] == process]
-
-    @cached_property
-    def _processes(self) -> dict[int, str]:
-        """The process of each rank: of several the one with most steps."""
-        steps = Counter((event["rank"], event["process"]) for event in self.of_kind("step"))
-        return {rank: process for (rank, process), _ in reversed(steps.most_common())}
+    def of_kind(self, *kinds: str) -> list[Event]:
+        """Return the events of these kinds."""
+        return [event for event in self.events if event["e"] in kinds]
 
     @cached_property
     def ranks(self) -> dict[int, list[Event]]:
-        """The steps of each rank that made one."""
-        return {rank: self.of_kind("step", rank=rank) for rank in sorted(self._processes)}
+        """The steps of each rank that made one: those of the process with most."""
+        steps = defaultdict[tuple[int, str], list[Event]](list)
+        for event in self.of_kind("step"):
+            steps[event["rank"], event["process"]].append(event)
+        by_length = sorted(reversed(steps.items()), key=lambda of: (of[0][0], len(of[1])))
+        return {rank: events for (rank, _), events in by_length}
 
     @property
     def about(self) -> Named:
         """Facts of the first rank about its torch and its models."""
-        return self.of_kind("about", rank=min(self.ranks))[0]
+        first = self.ranks[min(self.ranks)][0]
+        return next(event for event in self.of_kind("about") if event["process"] == first["process"])
 
     @property
     def length(self) -> int:
@@ -128,17 +126,14 @@ class Run:
     @cached_property
     def state(self) -> set[Any]:
         """The digests of all weights and optimizer states of its steps."""
-        kinds = [
-            step["parts"].get(kind, {}) for step in self.of_kind("step") for kind in ("weights", "moments")
-        ]
-        return {value for kind in kinds for value in kind.values() if isinstance(value, int) and value}
+        parts = [step["parts"] for step in self.of_kind("step")]
+        values = (value for of in parts for kind in _STATE for value in of.get(kind, {}).values())
+        return {value for value in values if isinstance(value, int) and value}
 
     def contents(self, rank: int, base: int = 0) -> dict[tuple[int, str], Named]:
         """Return what a rank saved, by how many steps after `base` it had made and the file's path."""
-        process = self._processes.get(rank)
-        return {
-            (base + save.date, save.path): save.content for save in self.disk.saves if save.process == process
-        }
+        saves = [save for save in self.disk.saves if save.process == self.ranks[rank][0]["process"]]
+        return {(base + save.date, save.path): save.content for save in saves}
 
     def paths_read(self) -> list[str]:
         """Return the paths that were loaded or read before the first step."""

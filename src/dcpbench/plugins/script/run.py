@@ -12,11 +12,12 @@ from typing import Any, BinaryIO
 
 from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
-from dcpbench.plugins.script.copies import Copy, open_for_writing, size_of
+from dcpbench.plugins.script.copies import Copy, open_for_writing
 from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.words import paths_of, resume_words
 from dcpbench.plugins.script.working_folder import WorkingFolder
+from dcpbench.records import files
 from dcpbench.records.store import write_json
 
 OUT = "{out}"
@@ -50,7 +51,7 @@ class Freezer:
             return 0.0
         began = time.monotonic()
         is_stopped = process.stop_all()
-        at, size = time.monotonic(), size_of(out)
+        at, size = time.monotonic(), sum(files.file_lengths(out).values())
         for path, stop in due:
             self.copies[stop] = None
             if self.ends or (is_stopped and size < _LARGEST_COPY):
