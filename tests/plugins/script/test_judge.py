@@ -352,6 +352,26 @@ def test_pointer_to_an_upload(tmp_path: Path, thread: dict[str, int], word: str)
     assert (found.word, found.loaded) == (word, 4), found.reason
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_save_of_a_thread_is_of_the_step_whose_weights_it_has(tmp_path: Path, late: int) -> None:
+    """A thread saves while the next step is made. A resume of it that makes that step again is right."""
+    writer = Writer()
+    for step in range(1, 13):
+        writer.step(step)
+        if step % 4 == 1 and step > 1:
+            content = {"model.a": 101 + step - late, "model.b": 201 + step - late}
+            writer.event("save", path=f"at-{step}.pt", content=content, thread=1)
+            writer.event("open", path=f"at-{step}.pt", thread=1)
+            writer.event("saved", path=f"at-{step}.pt", thread=1)
+    frozen = recorded(tmp_path / "a", [writer])
+    resumed = Writer()
+    resumed.event("load", path="at-9.pt")
+    for step in range(10 - late, 13):
+        resumed.step(step)
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [resumed]), *runs(frozen))
+    assert (found.word, found.loaded, found.newest) == ("exact", 9 - late, 9 - late), found.reason
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_start_proves_nothing_where_no_save_is_known(tmp_path: Path, saves: bool) -> None:
     writer = Writer()

@@ -75,11 +75,10 @@ class Run:
     @cached_property
     def ranks(self) -> dict[int, list[Event]]:
         """The steps of each rank that made one: those of the process with most."""
-        steps = defaultdict[tuple[int, str], list[Event]](list)
+        steps = defaultdict[int, dict[str, list[Event]]](dict)
         for event in self.of_kind("step"):
-            steps[event["rank"], event["process"]].append(event)
-        by_length = sorted(reversed(steps.items()), key=lambda of: (of[0][0], len(of[1])))
-        return {rank: events for (rank, _), events in by_length}
+            steps[event["rank"]].setdefault(event["process"], []).append(event)
+        return {rank: max(of.values(), key=len) for rank, of in sorted(steps.items())}
 
     @property
     def about(self) -> Named:

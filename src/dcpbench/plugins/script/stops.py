@@ -1,6 +1,7 @@
 """Where a run is stopped: as a user types it, or chosen from the reference."""
 
 import re
+from collections import defaultdict
 from collections.abc import Collection
 from pathlib import PurePath
 
@@ -29,17 +30,14 @@ def checked_stop(text: str) -> str:
 
 def chosen(reference: Run) -> list[str]:
     """Return one stop of each kind that applies: in the middle between two saves, and in a save."""
-    members = [member for member in likely_checkpoints(reference) if member.date]
-    saves = [0, *sorted({member.date for member in members})]
+    versions = {of.date: of.versions for of in reversed(likely_checkpoints(reference)) if of.date}
+    saves = [0, *versions]
     # After the newest save, names sorted as text show; after an earlier one, what is saved after the resume.
     newest = max((step for step in saves if step < reference.length), default=0)
     earlier = max((step for step in saves if 0 < step < newest), default=newest)
     late, step = _after(reference, saves, newest), _after(reference, saves, earlier)
     stops = [f"kill@{late}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
-    versions = [
-        version for member in members if member.date == (newest or saves[-1]) for version in member.versions
-    ]
-    if change := _last_change(reference, versions):
+    if change := _last_change(reference, versions.get(newest or saves[-1], ())):
         stops.append(f"write@{change}")
     return stops
 
@@ -55,18 +53,15 @@ def _last_change(reference: Run, versions: Collection[Version]) -> str:
     times = {(place.path, place.begins) for version in versions for place in version.places}
     names = {name for path, _ in times for name in PurePath(path).parts}
     last = (0.0, "")
-    processes = dict.fromkeys(event["process"] for event in reference.of_kind("open", "rename", "link"))
-    for process in processes:
-        changes = []
-        for event in reference.of_kind("open", "rename", "link", "remove"):
-            if event["process"] != process:
-                continue
-            target = event.get("to") or event["path"]
-            changes.append(f"{event['path']} {target}")
-            part = _repeated(target)
-            is_of_save = any(is_in(path, target) for path, at in times if at == event["t"])
-            if is_of_save and event["e"] != "remove" and PurePath(target).name in names:
-                last = max(last, (event["t"], f"{part}:{sum(part in change for change in changes)}"))
+    changes = defaultdict[str, list[str]](list)  # by process
+    for event in reference.of_kind("open", "rename", "link", "remove"):
+        target = event.get("to") or event["path"]
+        changes[event["process"]].append(f"{event['path']} {target}")
+        part = _repeated(target)
+        is_of_save = any(is_in(path, target) for path, at in times if at == event["t"])
+        if is_of_save and event["e"] != "remove" and PurePath(target).name in names:
+            count = sum(part in change for change in changes[event["process"]])
+            last = max(last, (event["t"], f"{part}:{count}"))
     return last[1]
 
 

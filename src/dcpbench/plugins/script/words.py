@@ -35,17 +35,13 @@ _HOSTS = re.compile(
 def resume_words(words: Sequence[str], copy: Copy, out: Path) -> list[str]:
     """Return the words that a resume adds, with the paths and steps of the newest checkpoints of its copy in
     place of `{newest:PATTERN}` and `{step}`; none of them where nothing fits yet."""
-    patterns = [match[1] for word in words for match in _NEWEST.finditer(word)]
-    newest = {pattern: copy.newest(pattern) for pattern in patterns}
-    if None in newest.values():
+    patterns = dict.fromkeys(pattern for word in words for pattern in _NEWEST.findall(word))
+    newest = {pattern: found for pattern in patterns if (found := copy.newest(pattern))}
+    if len(newest) < len(patterns):
         return []
-    step = next((found[1] for found in newest.values() if found), "")
-
-    def path(match: re.Match[str]) -> str:
-        found = newest[match[1]]
-        return str(out / found[0]) if found else ""
-
-    return [_NEWEST.sub(path, word).replace("{step}", step) if patterns else word for word in words]
+    step = next((digits for _, digits in newest.values()), "{step}")
+    paths = [_NEWEST.sub(lambda match: str(out / newest[match[1]][0]), word) for word in words]
+    return [word.replace("{step}", step) for word in paths]
 
 
 def secrets_of(words: Sequence[str]) -> frozenset[str]:
@@ -70,12 +66,9 @@ def other_hosts(words: Sequence[str], variables: Mapping[str, str], cwd: Path) -
             count, host, file = match["count"] or match["nodes"], match["host"], match["file"]
             if (count and int(count) > 1) or (host and not _is_here(host)):
                 return match[0]
-            if (
-                file and len(file) < 256 and (cwd / file).is_file()
-            ):  # of mpirun or DeepSpeed, or of accelerate
-                lines = [
-                    line for line in (cwd / file).read_text(errors="replace").splitlines() if line[:1] > "#"
-                ]
+            if file and len(file) < 256 and (cwd / file).is_file():  # of mpirun, DeepSpeed, or accelerate
+                text = (cwd / file).read_text(errors="replace")
+                lines = [line for line in text.splitlines() if line[:1] > "#"]
                 machines = [line for line in lines if re.match(r"num_machines:\s*(?!1\b)\d", line)]
                 if machines or (match[0].startswith("hostfile") and len(lines) > 1):
                     return f"{file}: {[*machines, lines[1]][0]}"
