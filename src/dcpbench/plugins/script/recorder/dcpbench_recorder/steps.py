@@ -23,7 +23,7 @@ from .digests import Parts, digests, fetched, held, leaves, rows
 from .log import Log
 
 _WRAPPERS = re.compile(
-    r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_forward_module\.|^module\."
+    r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module|^module)\."
 )
 _FRAMEWORKS = ("transformers", "accelerate", "lightning", "timm")
 
@@ -33,13 +33,11 @@ class Steps:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._parents: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._acting: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, list[Any]]]
-        self._acting = (
-            weakref.WeakKeyDictionary()
-        )  # of a called module: its name, the modules whose mode acts
+        self._models = weakref.WeakKeyDictionary[torch.nn.Module, int]()
+        self._parents = weakref.WeakKeyDictionary[torch.nn.Module, Any]()
+        self._optimizers = weakref.WeakKeyDictionary[Any, int]()
+        # Of a called module: its name, and the modules whose mode acts.
+        self._acting = weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, list[Any]]]()
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
         self._inside = threading.local()
@@ -119,9 +117,8 @@ class Steps:
             if name.partition(".")[0] not in ("params", "param_names")
         }
         parts = {"hyper": hyper, **self._parts}
-        if self._counts[number] % self._log.every == 0 or os.path.exists(
-            self._log.path(f"saved-{self._log.steps}")
-        ):
+        follows_save = os.path.exists(self._log.path(f"saved-{self._log.steps}"))
+        if follows_save or self._counts[number] % self._log.every == 0:
             parts |= self._state(optimizer)
         if not self._counts:
             self._log.write("about", **self._about())
