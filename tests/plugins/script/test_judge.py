@@ -1,5 +1,6 @@
 """Verdicts on recorded runs: the first difference in causal order, and its likely cause."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dcpbench.plugins.script.compare import Stopped
+from dcpbench.plugins.script.copies import Copy
 from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
 
@@ -432,6 +435,21 @@ def test_difference_on_one_rank(tmp_path: Path) -> None:
     found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", resumed), *runs(frozen))
     assert (found.word, found.first.rank, found.first.names[0]) == ("diverges", 1, "a")
     assert "step 9, rank 1: weights differ: a (1 of 2)" in found.reason
+
+
+@pytest.mark.parametrize(("lost", "word"), [(False, "restored"), (True, "diverges")])
+def test_last_save_of_a_run_that_does_not_repeat(tmp_path: Path, lost: bool, word: str) -> None:
+    """As after SIGTERM: no run has made the step after it. The resume is compared with what was saved."""
+    frozen = recorded(tmp_path / "frozen", [Writer().train(1, 12, {1: {"weights": [5, 5]}})])
+    writer = Writer().train(1, 7)
+    writer.save("step-7.pt", {"model.a": 108, "model.b": 208, "optimizer": 308, "rest": 309})
+    run = recorded(tmp_path / "own", [writer])
+    stopped = Stopped(run, Copy(tmp_path, math.inf, {"t": 100.0}), frozen, repeats=False)
+    changes = {8: {"weights": [108, 9]}} if lost else {}
+    resumed = resumed_from(tmp_path / "resumed", "step-7.pt", 7, changes)
+    found = judge(stopped, resumed, *runs(frozen, resumed))
+    assert (found.word, found.loaded) == (word, 7), found.reason
+    assert ("as saved: optimizer state, weights" in found.reason) is not lost
 
 
 def test_run_that_does_not_start(tmp_path: Path) -> None:
