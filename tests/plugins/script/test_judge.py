@@ -248,6 +248,26 @@ def test_later_saves_are_compared(tmp_path: Path) -> None:
     assert "EMA" in found.cause
 
 
+@pytest.mark.parametrize(("other", "word"), [("=2.5", "exact"), ("=1.5", "diverges")])
+def test_saved_value_that_does_not_repeat_is_left_out(tmp_path: Path, other: str, word: str) -> None:
+    """Such as the seconds that a run took; one that two uninterrupted runs have counts."""
+
+    def trained(seconds: str, first: int = 1) -> Writer:
+        writer = Writer()
+        writer.event("load", path="step-8.pt")
+        for step in range(first, 13):
+            writer.step(step)
+            if step % 4 == 0:
+                writer.save(f"step-{step}.pt", {"model.a": 101 + step, "seconds": seconds})
+        return writer
+
+    names = {"frozen": "=1.5", "reference": other}
+    frozen, reference = (recorded(tmp_path / name, [trained(of)]) for name, of in names.items())
+    run = recorded(tmp_path / "resumed", [trained("=3.5", 9)])
+    found = judge(stopped_at(frozen, 11), run, *runs(reference))
+    assert (found.word, found.loaded) == (word, 8), found.reason
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_checkpoints_in_flight_are_not_complete(tmp_path: Path, finished: bool) -> None:
     writer = Writer().train(1, 7)

@@ -240,26 +240,20 @@ class Family:
         # or looked for in vain
         opened = [of for of in dated if of.published(self._opened) or self._opened_of(*of.versions_own)]
         state = [of for of in self._classes if of.contains(self._state)]
-        if not opened:  # then those that have most: exports and best weights are not meant to be resumed
-            most = max((of.size for of in state), default=0)
-            state = [of for of in state if 2 * of.size > most]
-        elif found := [of for of in state if of in opened]:
+        if found := [of for of in state if of in opened]:
             state = found
-        else:  # it failed before it read them, perhaps
+        elif opened:  # it failed before it read them, perhaps
             state = [of for of in state if any(_same_dates(of.dates, other.dates) for other in opened)]
         families: dict[tuple[int, ...], list[_Class]] = {}
         others = opened if taken is not None or opened else dated
-        for of in state or [of for of in others if of.size] or others:
+        for of in state or others:
             key = next((key for key in families if _same_dates(key, of.dates)), tuple(of.dates))
             families.setdefault(key, []).append(of)
 
-        def fits(key: tuple[int, ...]) -> tuple[bool, bool, int]:
-            newest = _newest(self._members(families[key], self._time))
-            return taken in key, taken == newest, sum(of.size for of in families[key])
-
         if not families:
             return []
-        dates = max(families, key=fits)
+        # Exports and best weights, which have less than others, are not meant to be resumed.
+        dates = max(families, key=lambda key: (taken in key, sum(of.size for of in families[key])))
         chosen, all_but_last = families[dates], {*dates[:-1]}
         for of in opened:
             if not of.size and not all_but_last <= {*of.dates}:
