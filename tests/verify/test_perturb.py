@@ -5,7 +5,6 @@ import math
 from collections import Counter, OrderedDict, UserDict, defaultdict
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -302,31 +301,6 @@ def test_list_of_none_has_a_control() -> None:
     assert perturbed([None, {"steps": 4}]) == [None, {"steps": perturbed(4)}]
     functions = {"of none": [], "lr_lambdas": [None, None]}
     assert {one.name for one in compare(functions, all_different(functions))} == functions.keys()
-
-
-class Refusing(nn.Module):
-    """Its extra state has a number that it sets, and one that it ignores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 1
-
-    def get_extra_state(self) -> Any:
-        return {"number": self.number, "version": 2}
-
-    def set_extra_state(self, state: Any) -> None:
-        self.number = state["number"]
-
-
-def test_extra_state_that_stays_the_same_is_returned() -> None:
-    model, both = (
-        nn.Sequential(Refusing(), nn.Linear(2, 2)),
-        {("0._extra_state", "number"), ("0._extra_state", "version")},
-    )
-    assert perturb_model(model, seed=1) == {("0._extra_state", "version")}
-    assert perturb_model(model, 1, lambda name: name in ("0._extra_state", "1.bias")) == both | {("1.bias",)}
-    with mock.patch.object(Refusing, "set_extra_state", side_effect=[ValueError, None]):
-        assert perturb_model(model, 1) == both
 
 
 def test_every_leaf_changes() -> None:

@@ -10,6 +10,7 @@ from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.perturb import compared_names
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.put import make_different
 from dcpbench.workloads.run_state import before_a_step, live_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, world
@@ -51,7 +52,7 @@ def test_all_else_differs_in_the_target_itself(group: str, value: str) -> None:
         target.component.prepare(target.model, step)
         if given.load_into.filled:
             target.fill_optimizer()
-        unchanged = target.make_different(1000 + step)
+        unchanged = make_different(target, 1000 + step)
         now = live_state(target)
         expected = {"param_groups.0.params"} | UNCHANGED.get(value, set())
         assert {text_of(name) for names in unchanged.values() for name in names} == expected

@@ -21,9 +21,10 @@ from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads.batch import Batch, share_of
-from dcpbench.workloads.build_run import build, build_twin, copy_state
+from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import CHECKS, Lockstep
 from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.put import copy_state
 from dcpbench.workloads.run import Use
 from dcpbench.workloads.twin import Inexact, Twin, _replace_gradient, copy_run, inexact_steps
 from dcpbench.workloads.workload import batches_of

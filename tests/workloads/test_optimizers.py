@@ -1,6 +1,5 @@
 """Optimizers whose state is not like Adam's: each is restored, or is a skip in torch's words."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.optimizers import Optimizers, load_as_saved
+from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, run_alone, world
-from support.ordinary_optimizers import LowStateAdam
 
 NO_GPU = Machine(gpus=0, description={})
 OPTIMIZERS = (
@@ -116,17 +114,3 @@ def test_optimizer_that_steps_in_backward_is_a_skip() -> None:
     ran = run_alone(workload={"target": "support.ordinary_optimizers.in_backward"})
     assert ran.verdict.status == "skip"
     assert "the optimizer steps in the backward pass; use checkpointer=trainer" in str(ran.verdict.reason)
-
-
-def test_state_is_loaded_in_the_dtype_in_which_it_is_saved() -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = LowStateAdam(model.parameters())
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
-    state = copy.deepcopy(optimizer.state_dict())
-    state["state"][0]["lists"] = [[torch.ones(2, dtype=torch.bfloat16)]]
-    load_as_saved(optimizer, state)
-    loaded = optimizer.state[model.weight]
-    assert {loaded["exp_avg"].dtype, loaded["lists"][0][0].dtype} == {torch.bfloat16}
-    assert torch.equal(loaded["exp_avg"], state["state"][0]["exp_avg"])
-    assert loaded["exp_avg"] is not state["state"][0]["exp_avg"]

@@ -10,9 +10,11 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import WorkloadConfig
+from dcpbench.core.state import StatePart
 from dcpbench.verify.snapshot import retained
-from dcpbench.workloads.build_run import build, build_twin, copy_state
+from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.generators import generators_of, reseed, set_generator, state_of_generator
+from dcpbench.workloads.put import copy_state, make_different
 from dcpbench.workloads.stateful import SavedObjects
 from dcpbench.workloads.workload import Workload, workload_of
 from support.alone import config, run_alone, world
@@ -32,9 +34,15 @@ class Strict:
             raise ValueError(state["kind"])
 
 
-def test_objects_differ_before_a_load_and_are_copied() -> None:
-    model = nn.BatchNorm1d(3)
-    objects = SavedObjects({"average": model, "strict": Strict()})
+def test_objects_differ_before_a_load_and_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, strict = nn.BatchNorm1d(3), Strict()
+
+    def workload() -> Workload:
+        return Workload(net(), inputs, reversed_loss, state={"average": model, "strict": strict})
+
+    monkeypatch.setattr(f"{CASES}net_with_state", workload, raising=False)
+    run = build(config(workload=WorkloadConfig(f"{CASES}net_with_state")), world(), 0)
+    objects = run.saved
     other = SavedObjects({"average": nn.BatchNorm1d(3), "strict": Strict()}, lambda _: True)
     before = retained(objects.leaves())
     of_average = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -44,7 +52,8 @@ def test_objects_differ_before_a_load_and_are_copied() -> None:
     }
     assert objects.state(StateDictOptions(ignore_frozen_params=True)).keys() == {"average", "strict"}
     other.copy_from(objects)
-    objects.forget(seed=1)
+    unchanged = make_different(run, seed=1)
+    assert {("strict", "kind"), ("strict", "counts")} <= {*unchanged[StatePart.extra]}, "it refuses others"
     assert not torch.equal(before["average", "weight"].local, model.weight)
     objects.copy_from(other)
     assert torch.equal(before["average", "weight"].local, model.weight)
@@ -93,9 +102,7 @@ def test_a_copy_of_a_run_has_its_objects_and_generators() -> None:
     for name in ("saves_average_and_sampler", "saves_its_generator"):
         given = config(workload=WorkloadConfig(f"{CASES}{name}"))
         run, copied = build(given, world(), 1), build_twin(given, world(), 2)
-        run.saved.forget(3)
-        for generator in generators_of(run.model).values():
-            reseed(generator, 3)
+        make_different(run, 3)
         copy_state(run, copied)
         assert str(copied.saved.leaves()) == str(run.saved.leaves())
         assert list(map(state_of_generator, generators_of(copied.model).values())) == list(

@@ -32,11 +32,11 @@ from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.training import compare_resumed
-from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.build_run import copy_state
+from dcpbench.workloads import build_run, lockstep, put
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
+from dcpbench.workloads.put import change_again, copy_state
 from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
     State,
@@ -49,7 +49,6 @@ from dcpbench.workloads.run_state import (
     retained_copy,
     retained_state,
 )
-from dcpbench.workloads.saved_values import change_again
 
 Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
@@ -155,7 +154,7 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
     it is detected, and run the negative control of each part. What cannot be changed, and flags, which no
     load restores, are changed in a copy. `number` varies the new values."""
     with cell.phase("build"):
-        unchanged = target.make_different(other_seed(cell, number))
+        unchanged = put.make_different(target, other_seed(cell, number))
         if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
     with cell.phase("verify", "power"):

@@ -16,11 +16,11 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import CHECK_OF, StatePart, named
+from dcpbench.core.state import CHECK_OF, Name, StatePart, text_of
 from dcpbench.verify.compare import Comparison
+from dcpbench.workloads.put import put_saved
 from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import State, live_state
-from dcpbench.workloads.saved_values import set_saved
+from dcpbench.workloads.run_state import State
 
 Part = TypeVar("Part", bound=str)
 
@@ -160,20 +160,15 @@ def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     Return why that is not possible, if it is not; collective."""
     if str(checkpoint) in cell.unexplained:
         return None
-    parts = [part for part in checkpoint.state if part is not StatePart.flags]
+    parts: list[StatePart] = [part for part in checkpoint.state if part is not StatePart.flags]
     wrong = {part: explained_names(cell, part, checkpoint) for part in parts}
     if not any(cell.world.gathered(any(wrong.values()))):
         return None
-    before = live_state(target)
-    with torch.no_grad():
-        for part, names in wrong.items():
-            leaves = checkpoint.state[part]
-            if wrong_names := named(leaves | before.get(part, {}), names):
-                recall = checkpoint.recall_of(part, cell.checkpointer)
-                set_saved(target, part, wrong_names, leaves, recall)
-    live, left = live_state(target), []
-    for part in (part for part in parts if part in live):
-        mismatches = checkpoint.compare(checkpoint.state[part], live[part], cell.world.group, closely=False)
-        left += [(one.name, wrong[part][one.name]) for one in mismatches if one.name in wrong[part]]
-    first = next((of_rank[0] for of_rank in cell.world.gathered(left) if of_rank), None)
+
+    def recall(part: StatePart, name: Name) -> torch.Tensor | None:
+        return checkpoint.recall_of(part, cell.checkpointer)(name)
+
+    left = put_saved(target, checkpoint.state, wrong, recall)
+    causes = [(text_of(name), wrong[part][text_of(name)]) for part, leaves in left.items() for name in leaves]
+    first = next((of_rank[0] for of_rank in cell.world.gathered(causes) if of_rank), None)
     return first and f"{first[0]} was not restored ({first[1]}), and its saved value cannot be set"

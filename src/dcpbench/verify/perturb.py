@@ -14,19 +14,16 @@ from torch import nn
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import Name, text_of
-from dcpbench.verify.compare import BITS, bits, compare, same_leaves, same_value
+from dcpbench.verify.compare import BITS, bits, compare, same_value
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
     Leaves,
     TensorLeaf,
-    has_extra_state,
     is_gone_into,
     local_part,
     persistent_tensors,
-    plain_fqn,
     slots,
-    snapshot_nested,
 )
 
 _PART = 0.4375
@@ -36,22 +33,12 @@ _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
 def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> set[Name]:
-    """Change every element of every parameter and persistent buffer, in place, and all extra state, except
-    for FQNs that are `kept`. Return the names of these, and of extra state that refuses other values."""
+    """Change every element of every parameter and persistent buffer, in place, except for FQNs that are
+    `kept`. Return the names of these."""
     tensors = persistent_tensors(model)
     unchanged: set[Name] = {(name,) for name in tensors if kept(name)}
     live = {id(value): value for name, value in tensors.items() if (name,) not in unchanged}
     perturb(live.values(), seed)
-    for name, module in model.named_modules():
-        if has_extra_state(module):
-            fqn = plain_fqn(model, f"{name}._extra_state".lstrip("."))
-            before = copy.deepcopy(module.get_extra_state())
-            try:
-                module.set_extra_state(before if kept(fqn) else perturbed(before))
-            except Exception:  # noqa: BLE001 - a user's module may refuse them in any way
-                module.set_extra_state(before)
-            same = snapshot_nested({fqn: before}), snapshot_nested({fqn: module.get_extra_state()})
-            unchanged |= same_leaves(*same)
     return unchanged
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -106,6 +106,32 @@ class Idle:
     leaf: Any
 
 
+class Place(NamedTuple):
+    """A container of values in a live run.
+
+    Args:
+        prefix: of the names of its values in a snapshot; the name itself if it is a single value.
+        read: returns the values, nested.
+        put: puts other ones there.
+        like: the parameter whose layout tensors have, if there is one.
+    """
+
+    prefix: "Name"
+    read: Callable[[], Any]
+    put: Callable[[Any], object]
+    like: ParameterPart | None = None
+
+    @classmethod
+    def of(cls, stateful: Any, *prefix: str) -> "Place":
+        """Return that of an object with `state_dict` and `load_state_dict`."""
+        return cls(prefix, stateful.state_dict, stateful.load_state_dict)
+
+    def leaves(self, values: Any) -> "Leaves":
+        """Return the snapshot of values in it."""
+        *above, last = self.prefix
+        return snapshot_nested({last: values}, tuple(above))
+
+
 Leaf = Any
 """`TensorLeaf` or `DigestedLeaf` for a tensor, `Idle`, or a copy of any other value."""
 Leaves = dict[Name, Leaf]
@@ -120,11 +146,7 @@ def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Lea
     parts = parts or named_parts(model)
     parameters: Leaves = {(name,): leaf for name, leaf in snapshot_parameters(parts).items()}
     buffers: Leaves = {(name,): _leaf(value, "buffer") for name, value in persistent_buffers(model).items()}
-    extra = {
-        plain_fqn(model, f"{prefix}._extra_state".lstrip(".")): module.get_extra_state()
-        for prefix, module in model.named_modules()
-        if has_extra_state(module)
-    }
+    extra = {place.prefix[-1]: place.read() for place in extra_states(model)}
     return {**parameters, **buffers, **(snapshot_nested(extra) if extra else {})}
 
 
@@ -133,9 +155,12 @@ def snapshot_parameters(parts: ParameterParts) -> dict[str, TensorLeaf]:
     return {name: _leaf(part.of(part.parameter), "param", part.extent) for name, part in parts.items()}
 
 
-def has_extra_state(module: nn.Module) -> bool:
-    """Return whether a module has extra state."""
-    return type(module).get_extra_state is not nn.Module.get_extra_state
+def extra_states(model: nn.Module, *prefix: str) -> Iterator[Place]:
+    """Yield the extra state of each module that has some."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            fqn = plain_fqn(model, f"{name}._extra_state".lstrip("."))
+            yield Place((*prefix, fqn), module.get_extra_state, module.set_extra_state)
 
 
 def snapshot_optimizer(

@@ -1,7 +1,6 @@
 """Build the runs of a cell: under its parallelism, and the unwrapped ones that these are compared with, which
 compute in the dtypes of the parallelism."""
 
-import copy
 import math
 import pkgutil
 import platform
@@ -23,25 +22,18 @@ from dcpbench.config.groups import ParallelConfig
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
-from dcpbench.core.state import Name
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.layout import is_dictionary
 from dcpbench.verify.snapshot import (
-    Leaves,
-    below,
     local_part,
-    mapped,
     named_parameters,
     named_parts,
-    persistent_tensors,
-    snapshot_model,
-    snapshot_optimizer,
 )
-from dcpbench.verify.whole_tensors import Exchange, assembled
+from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.generators import seed_generators
-from dcpbench.workloads.optimizers import as_one, each_of, load_as_saved
+from dcpbench.workloads.optimizers import as_one, each_of
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
@@ -223,50 +215,6 @@ def exchange_of(run: OwnRun) -> Exchange:
     if world.group is not None and world.device.type != "cpu" and nbytes > _LARGE_BYTES:
         return Exchange(dist.group.WORLD, world.device)
     return Exchange(world.group)
-
-
-def copy_state(run: OwnRun, other: OwnRun) -> None:
-    """Copy the state of a run, whose parts are on its ranks, to an unwrapped one; collective."""
-    exchange = exchange_of(run)
-    _set_model(other.model, assembled(snapshot_model(run.model), exchange))
-    _set_optimizer(other, assembled(snapshot_optimizer(run.model, run.optimizer), exchange), run)
-    if run.scheduler:
-        other.scheduler.load_state_dict(run.scheduler.state_dict())
-    other.noise.load_state_dict(run.noise.state_dict())
-    other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))
-    other.train_state.load_state_dict(run.train_state.state_dict())
-    other.random.copy_from(run.random)
-    for name, module in other.saved.modules.items():
-        _set_model(module, assembled(snapshot_model(run.saved.modules[name]), exchange))
-    for name, stateful in other.saved.others.items():
-        stateful.load_state_dict(copy.deepcopy(run.saved.others[name].state_dict()))
-
-
-@torch.no_grad()
-def _set_model(model: nn.Module, tensors: Mapping[Name, torch.Tensor]) -> None:
-    for name, value in persistent_tensors(model).items():
-        if (name,) in tensors:
-            value.copy_(tensors[name,])
-
-
-def _set_optimizer(other: OwnRun, tensors: Leaves, run: OwnRun) -> None:
-    names = {id(value): name for name, value in reversed(named_parameters(other.model).items())}
-    parameters = (value for group in other.optimizer.param_groups for value in group["params"])
-    values = {fqn: run.optimizer.state.get(value) for fqn, value in named_parameters(run.model).items()}
-    state: dict[int, Any] = {}
-    for number, parameter in enumerate(parameters):
-        prefix: Name = ("state", names[id(parameter)])
-        of_tensors = {name[-1]: tensor for name, tensor in below(tensors, prefix).items()}
-        entries = values.get(names[id(parameter)]) or of_tensors
-
-        def copied(value: Any, name: Name) -> Any:
-            return tensors.get(name, copy.deepcopy(value))
-
-        if entries := mapped(entries, copied, prefix):
-            state[number] = entries
-    pairs = zip(*(each.optimizer.state_dict()["param_groups"] for each in (run, other)), strict=True)
-    groups = [{**group, "params": of_other["params"]} for group, of_other in pairs]
-    load_as_saved(other.optimizer, {"state": state, "param_groups": groups})
 
 
 def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:

@@ -48,6 +48,7 @@ from dcpbench.verify.whole_tensors import (
 from dcpbench.workloads.build_run import build_twin, exchange_of, reduced_in, skip_groups_by_shape
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
+from dcpbench.workloads.put import copy_tensors
 from dcpbench.workloads.run import Run, Use, copied_to, dtypes_of, names_of_uses
 from dcpbench.workloads.twin import Twin, inexact_steps, state_of
 from dcpbench.workloads.workload import Batches
@@ -187,7 +188,7 @@ class Lockstep:
                 of_use = self._summed(gradients[number]) if number else sums
                 self._compare_gradients(step, used, number, gradients[number], name, of_use)
         if wrong:
-            twin.take_over(run, self._exchange)
+            copy_tensors(run, twin.run, self._exchange)
 
     def _stops(self, unlike: float, uncopied: float, moves: float) -> bool:
         """Return whether the twin cannot follow any longer, and note why; collective if it could not be

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
-from dcpbench.verify.snapshot import slots
-
 
 class Optimizers(torch.optim.Optimizer):
     """Several optimizers as one."""
@@ -60,19 +58,6 @@ def listed(returned: Any, what: str) -> list[Any]:
             fix = f"return {what}s of torch: one, or a list or dictionary of them"
             raise TypeError(f"{what} of the Workload returned a {type(one).__name__}; {fix}")
     return several
-
-
-def load_as_saved(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load a state dict and keep the dtypes of its tensors: torch converts floats to those of parameters."""
-    optimizer.load_state_dict(state_dict)
-    numbers = (number for group in state_dict["param_groups"] for number in group["params"])
-    parameters = (value for group in optimizer.param_groups for value in group["params"])
-    for number, parameter in zip(numbers, parameters, strict=True):
-        saved = {key: holder[name] for holder, name, key in slots(state_dict["state"].get(number, {}))}
-        for holder, name, key in slots(optimizer.state.get(parameter, {})):
-            loaded = holder[name]
-            if isinstance(loaded, torch.Tensor) and loaded.dtype != saved[key].dtype:
-                holder[name] = saved[key].to(loaded.device, copy=True)
 
 
 def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

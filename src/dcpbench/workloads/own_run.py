@@ -17,14 +17,14 @@ from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import StatePart
-from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.perturb import perturb_model, perturb_optimizer
+from dcpbench.verify.perturb import perturb_model
 from dcpbench.verify.snapshot import (
     Leaves,
+    Place,
+    extra_states,
     named_as_saved,
     named_parameters,
     named_parts,
-    retained,
     snapshot_model,
     snapshot_nested,
     snapshot_parameters,
@@ -46,7 +46,6 @@ from dcpbench.workloads.run import (
     NO_LIMITS,
     Limits,
     Note,
-    Unchanged,
     each_use,
     gradients_of,
     noting_gradients,
@@ -58,7 +57,6 @@ from dcpbench.workloads.stateful import (
     OptimizerState,
     SavedObjects,
     TrainState,
-    change_state,
 )
 from dcpbench.workloads.unsaved_values import NOTHING_UNSAVED, UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload, is_not_saved
@@ -183,6 +181,24 @@ class OwnRun:
         scheduler = dict(self.scheduler.state_dict())
         return {StatePart.scheduler: snapshot_nested({"scheduler": scheduler}), StatePart.extra: extra}
 
+    def places(self) -> dict[StatePart, list[Place]]:
+        several = isinstance(self.scheduler, Schedulers)
+        schedulers = (
+            {(key,): one for key, one in self.scheduler.by_key.items()} if several else {(): self.scheduler}
+        )
+        objects = {"noise": self.noise, "tensor_object": self.tensor_object, **self.saved.others}
+        modules = self.saved.modules.items()
+        train_state = vars(self.train_state)
+        return {
+            StatePart.scheduler: [Place.of(one, "scheduler", *key) for key, one in schedulers.items() if one],
+            StatePart.extra: [
+                *(Place.of(one, name) for name, one in objects.items()),
+                *(place for name, module in modules for place in extra_states(module, name)),
+                Place(("train_state",), train_state.copy, train_state.update),
+            ],
+            StatePart.random: [Place.of(self.random, "random")],
+        }
+
     def attributes(self) -> Leaves:
         return {}
 
@@ -192,22 +208,13 @@ class OwnRun:
             return NOTHING_UNSAVED
         return UnsavedValues({"model": self.model}, self._workload.not_saved)
 
-    def make_different(self, seed: int) -> Unchanged:
-        before = {part: retained(leaves) for part, leaves in self.extra().items()}
+    def forget(self, seed: int) -> None:
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
-        self.saved.forget(seed)
-        self.component.forget(seed)
+        for module in self.saved.modules.values():
+            perturb_model(module, seed)
         for generator in self.random.of_model().values():
             reseed(generator, seed)
-        for scheduler in self.schedulers:
-            change_state(scheduler)
-        return {
-            # Such as the functions of a scheduler, or what an object refuses.
-            **{part: same_leaves(before[part], leaves) for part, leaves in self.extra().items()},
-            StatePart.model: perturb_model(self.model, seed, self.limits.leaves_out),
-            StatePart.optimizer: perturb_optimizer(self.optimizer, seed),
-        }
 
     def fill_optimizer(self) -> None:
         """Give an empty optimizer the state that DCP gives it."""

@@ -15,8 +15,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.compare import compare, same_leaf, same_leaves
-from dcpbench.verify.perturb import perturb, perturb_model, perturb_optimizer
-from dcpbench.verify.snapshot import Leaves, retained
+from dcpbench.verify.snapshot import Leaves, Place, retained
 from dcpbench.workloads.attributes import (
     inner_attributes,
     optimizer_of,
@@ -27,7 +26,7 @@ from dcpbench.workloads.attributes import (
 from dcpbench.workloads.epochs import EpochEnds
 from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
-from dcpbench.workloads.run import NO_LIMITS, Limits, Unchanged, noting_gradients
+from dcpbench.workloads.run import NO_LIMITS, Limits, noting_gradients
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload
@@ -281,20 +280,15 @@ class TrainerRun:
         self._read_attributes()
         self._loaded = retained(values_within(self.trainer))
 
-    def make_different(self, seed: int) -> Unchanged:
+    def places(self) -> dict[StatePart, list[Place]]:
+        return {}
+
+    def forget(self, seed: int) -> None:
         """Build the trainer again, with other generators, if it has trained or loaded: a restarted job builds
-        it once. Change its weights and its optimizer."""
+        it once."""
         if not self._is_new:
             self._start_over(seed)
         self.random.seed(seed)
-        of_model = {id(value) for value in self.model.parameters()}
-        unchanged = {
-            StatePart.model: perturb_model(self.model, seed, self.limits.leaves_out),
-            StatePart.optimizer: perturb_optimizer(self.optimizer, seed),
-            StatePart.extra: self.attributes(),
-        }
-        perturb([value for value in self._parameters() if id(value) not in of_model], seed)
-        return unchanged
 
 
 def _is_end(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name, StatePart
-from dcpbench.verify.snapshot import Leaves, local_part, named_parts, parts_of_each
+from dcpbench.verify.snapshot import Leaves, Place, local_part, named_parts, parts_of_each
 from dcpbench.verify.whole_tensors import dense
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.stateful import TrainState
@@ -103,8 +103,11 @@ class Run(Protocol):
     def train(self, batches: Batches, until: int) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step."""
 
-    def make_different(self, seed: int) -> Unchanged:
-        """Change everything that a load restores."""
+    def places(self) -> dict[StatePart, list[Place]]:
+        """Return the containers of the same state, and of the generators, as far as values can be put."""
+
+    def forget(self, seed: int) -> None:
+        """Replace the objects that a run makes itself, and reseed its generators."""
 
 
 def dtypes_of(run: Run) -> set[torch.dtype]:

@@ -5,7 +5,6 @@ state of their own. `dcp.save` calls `state_dict`; `dcp.load` fills a state dict
 import copy
 import io
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from dcpbench.verify.compare import bits
-from dcpbench.verify.perturb import perturb_model, perturbed
 from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import each_of
@@ -58,17 +56,6 @@ class ModelState:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         set_model_state_dict(self.model, state_dict, options=self.options)
-
-
-def change_state(stateful: Any) -> None:
-    """Load other values into an object. One that refuses them keeps its own."""
-    before = copy.deepcopy(stateful.state_dict())
-    try:
-        stateful.load_state_dict(perturbed(before))
-        stateful.state_dict()
-    except Exception:  # noqa: BLE001 - a user's object may refuse them in any way
-        with suppress(Exception):
-            stateful.load_state_dict(before)
 
 
 class SavedObjects:
@@ -109,13 +96,6 @@ class SavedObjects:
             for name, module in self.modules.items()
             for below, leaf in snapshot_model(module).items()
         }
-
-    def forget(self, seed: int) -> None:
-        """Change all values. An object that refuses other values keeps its own."""
-        for module in self.modules.values():
-            perturb_model(module, seed)
-        for stateful in self.others.values():
-            change_state(stateful)
 
     def copy_from(self, other: "SavedObjects") -> None:
         """Bring all into the state of the same objects of another run, also those that are not saved."""

@@ -32,7 +32,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.verify.training import rounding, step_tolerances
-from dcpbench.verify.whole_tensors import Exchange, assembled, dense, magnitudes, real_elements
+from dcpbench.verify.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.own_run import OwnRun
@@ -219,14 +219,6 @@ class Twin:
         run = self.copied()
         self._taken(run, self._batch, others)
         return retained(state_of(run))
-
-    @torch.no_grad()
-    def take_over(self, run: OwnRun, exchange: Exchange) -> None:
-        """Copy the tensors of a run after the same step; collective."""
-        tensors = assembled(state_of(run), exchange)
-        for name, leaf in state_of(self.run).items():
-            if name in tensors:
-                leaf.local.copy_(tensors[name])
 
     def _taken(self, run: OwnRun, batch: Batch, uses: Sequence[Use]) -> TakenStep:
         names = {value: name for name, value in _parameters(run.model).items()}
