@@ -115,7 +115,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
             cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
             return
         compared = lockstep.compare_parameters(run)
-        if any(cell.world.gathered(bool(compared.names))):
+        if cell.world.any_rank(compared.names):
             cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
         else:
             cell.report.not_applied[lockstep.REPLICAS] = lockstep.NO_REPLICAS
@@ -222,7 +222,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
     if isinstance(target, TrainerRun):
         attributes = as_judged(checkpoint.state, target.limits)[StatePart.extra]
         cell.report.in_no_state_dict = target.lost_within(attributes) | cell.report.in_no_state_dict
-    if cell.config.own_trainer and not any(cell.world.gathered(bool(expected[StatePart.extra]))):
+    if cell.config.own_trainer and not cell.world.any_rank(expected[StatePart.extra]):
         del expected[StatePart.extra]
         cell.report.not_applied["extra_equal"] = "training changes no plain attribute of the trainer"
     with cell.phase("verify", "equality"):
@@ -396,7 +396,7 @@ def _resume_trainer(
                 name: leaf for name, leaf in stepped.items() if name not in made or made[name] is not None
             }
             compared = compare_controlled(expected, {name: made[name] for name in expected if name in made})
-            if any(cell.world.gathered(bool(expected))):
+            if cell.world.any_rank(expected):
                 where = f"one step after the checkpoint of step {checkpoint.step}{checkpoint.how}"
                 compared = replace(compared, found=target.lost(compared.found, expected))
                 cell.record("state_resume_equal", compared, where, RESUMED)

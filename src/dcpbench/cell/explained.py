@@ -82,7 +82,7 @@ def differs(comparisons: Mapping[Any, Comparison]) -> bool:
 
 def differ_anywhere(cell: Cell, moment: Moment, comparisons: Mapping[Any, Comparison]) -> bool:
     """Return whether a rank has a mismatch, if a defect can affect the cell at a moment; then collective."""
-    return bool(defects_at(cell, moment)) and any(cell.world.gathered(differs(comparisons)))
+    return bool(defects_at(cell, moment)) and cell.world.any_rank(differs(comparisons))
 
 
 def explained(
@@ -162,7 +162,7 @@ def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
         return None
     parts: list[StatePart] = [part for part in checkpoint.state if part is not StatePart.flags]
     wrong = {part: explained_names(cell, part, checkpoint) for part in parts}
-    if not any(cell.world.gathered(any(wrong.values()))):
+    if not cell.world.any_rank(any(wrong.values())):
         return None
 
     def recall(part: StatePart, name: Name) -> torch.Tensor | None:

@@ -94,7 +94,7 @@ def begin(
     if digest is None:
         return cell, _train(cell, prepare)
     kept = cell.world.kept
-    if any(cell.world.gathered(kept is None or kept.digest != digest)):
+    if cell.world.any_rank(kept is None or kept.digest != digest):
         cell.world.kept = None
         record = _train(cell)
         cell.world.kept = _kept(cell, digest, record)
@@ -147,7 +147,7 @@ def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
         if names := differing_names(other, own):
             what = listed(sorted(map(text_of, names)))
             report.left_behind.append(f"the run that never saves of {kept.cell} has another {what}")
-        if any(cell.world.gathered(bool(names))):
+        if cell.world.any_rank(names):
             cell.world.kept = None
     return record
 
@@ -191,7 +191,7 @@ def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
         proven, kept = cell.proven("side_effect_free"), cell.world.kept
         compared = [compare_controlled(never[part], saved[part], proven=proven) for part in never]
         shared = kept is not None and unsaved is kept.record
-        differs = shared and any(cell.world.gathered(any(one.found for one in compared)))
+        differs = shared and cell.world.any_rank(any(one.found for one in compared))
     if differs:
         compare(cell, _train_instead(cell, kept, reference), reference)
         return

@@ -181,20 +181,6 @@ def summed(
             yield name, number > 0, [*one.chunk(count)] if shapes[name] else []
 
 
-def summed_numbers(numbers: Sequence[float], exchange: Exchange) -> list[float]:
-    """Sum numbers elementwise over the ranks; collective."""
-    total = torch.tensor(numbers, dtype=torch.float64, device=exchange.device)
-    if exchange.group:
-        dist.all_reduce(total, group=exchange.group)
-    found: list[float] = total.tolist()
-    return found
-
-
-def any_rank(value: bool, exchange: Exchange) -> bool:
-    """Return whether the value is True on any rank; collective."""
-    return summed_numbers([value], exchange) != [0.0]
-
-
 def real_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of the elements in float64; real and imaginary parts alternate."""
     if tensor.is_complex():

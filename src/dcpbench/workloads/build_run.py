@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -29,7 +28,6 @@ from dcpbench.verify.snapshot import (
     named_parameters,
     named_parts,
 )
-from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.generators import seed_generators
@@ -40,12 +38,10 @@ from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.run import NO_LIMITS, Limits, Run
 from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.workload import Workload, workload_of
-from dcpbench.workloads.world import World
+from dcpbench.workloads.world import LARGE_BYTES, World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _BATCH_STATISTICS = "batch normalisation sees a rank's share of each batch"
-_LARGE_BYTES = 2**26
-"""Models of more bytes are exchanged between the devices of the ranks."""
 
 
 def build(config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> OwnRun:
@@ -138,7 +134,7 @@ def twin_bytes(config: Config, model: nn.Module, sizes: Mapping[str, int]) -> in
 def why_no_room(world: World, nbytes: int, always: bool) -> str | None:
     """Return why some rank has no memory for a twin of this size, the same on every rank; collective if it is
     large, and for stages of a pipeline, which estimate different sizes (`always`)."""
-    if nbytes < _LARGE_BYTES and not always:
+    if nbytes < LARGE_BYTES and not always:
         return None
     place, free = platform.node(), psutil.virtual_memory().available
     if world.device.type == "cuda":
@@ -206,15 +202,6 @@ def _check_step(workload: Workload, config: Config) -> None:
         raise Skip(f"{where}: parallel={config.parallel.name} computes the gradients itself; use loss")
     if scales:
         raise Skip(f"{where}: component={config.component.name} changes the backward pass; do that in step")
-
-
-def exchange_of(run: OwnRun) -> Exchange:
-    """Choose how ranks exchange the tensors of a run: on the CPU, those of large models on their devices."""
-    world = run.world
-    nbytes = sum(math.prod(value.shape) * value.itemsize for value in run.model.parameters())
-    if world.group is not None and world.device.type != "cpu" and nbytes > _LARGE_BYTES:
-        return Exchange(dist.group.WORLD, world.device)
-    return Exchange(world.group)
 
 
 def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:

@@ -37,15 +37,12 @@ from dcpbench.verify.training import (
     rounding,
 )
 from dcpbench.verify.whole_tensors import (
-    Exchange,
     Parts,
-    any_rank,
     dense,
     local_gradient,
     summed,
-    summed_numbers,
 )
-from dcpbench.workloads.build_run import build_twin, exchange_of, reduced_in, skip_groups_by_shape
+from dcpbench.workloads.build_run import build_twin, reduced_in, skip_groups_by_shape
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.put import copy_tensors
@@ -100,7 +97,7 @@ class Lockstep:
         self.twin_losses: dict[int, float] = {}
         self._loss_sizes: dict[int, float] = {}
         self._shares: dict[int, tuple[int, float]] = {}
-        self._exchange = exchange_of(run)
+        self._exchange = world.exchange_of(run.model)
         self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
         self._leaves = snapshot_parameters(self._own_parts)
         self._parts = Parts.of(self._leaves, self._exchange)
@@ -155,7 +152,7 @@ class Lockstep:
         writes = 0.0
         if self._takes_more:
             decided = [*flags[:3], bool(twin.written)]
-            *stops, writes = summed_numbers(decided, Exchange(self._world.group))
+            *stops, writes = self._world.summed(decided)
             if self._stops(*stops):
                 return
         draws = bool(run.random.drawn)
@@ -239,7 +236,7 @@ class Lockstep:
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
                 fired[of_use] = control[0] is not None
 
-        if self._explain and any_rank(bool(mismatches), Exchange(self._world.group)):
+        if self._explain and self._world.any_rank(mismatches):
             reference = self._reference(gradients)
             comparison = Comparison(reference.twins, parts, Compared(mismatches, {}, {}), is_close)
             mismatches = [*self._explain({GRADIENT: comparison}, reference)[GRADIENT].found]
@@ -298,7 +295,7 @@ class Lockstep:
             for samples, loss in self._shares.values()
             for number in (samples * loss, samples * abs(loss), samples)
         ]
-        sums = summed_numbers(numbers, Exchange(self._world.group)) if numbers else []
+        sums = self._world.summed(numbers) if numbers else []
         for step, *of_step in zip(self._shares, sums[::3], sums[1::3], sums[2::3], strict=True):
             self.twin_losses[step], self._loss_sizes[step] = (one / of_step[2] for one in of_step[:2])
 
@@ -323,7 +320,7 @@ class Lockstep:
         self._exchange_losses()
         made = {**self._results}
         late = any(mismatch.by == SECOND_DERIVATIVES for mismatch in made[GRADIENT].found)
-        if self._second_derivatives and any_rank(late, Exchange(self._world.group)):
+        if self._second_derivatives and self._world.any_rank(late):
             self.why_not_resumed = _LATE
         if not self._alive:
             made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].fired, False))

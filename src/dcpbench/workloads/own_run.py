@@ -34,7 +34,6 @@ from dcpbench.verify.whole_tensors import (
     Parts,
     local_gradient,
     real_elements,
-    summed_numbers,
 )
 from dcpbench.workloads.batch import Batch, samples_of, share_of, size_of_share
 from dcpbench.workloads.components import Component
@@ -365,14 +364,14 @@ class OwnRun:
     def _norm_of_gradients(self) -> float:
         """Return the norm of the gradients of all trained parameters together; collective. Torch computes it
         of parameters that all are on one mesh, and under FSDP1 without those of other TP ranks."""
-        exchange = Exchange(self.world.training_group or self.world.group)
         if self._parts is None:
+            exchange = Exchange(self.world.group)
             self._parts = Parts.of(snapshot_parameters(named_parts(self.model)), exchange)
         sent, squares = self._parts.sent, 0.0
         for name, gradient in gradients_of(self.model, self.trained).items():
             if name in sent:
                 squares += float(real_elements(local_gradient(gradient)).square().sum())
-        return math.sqrt(summed_numbers([squares], exchange)[0])
+        return math.sqrt(self.world.summed([squares])[0])
 
     def finish_step(self, loss: float) -> None:
         """Clear the gradients and advance everything else; `loss` is the global batch's."""

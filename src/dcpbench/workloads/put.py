@@ -38,7 +38,6 @@ from dcpbench.verify.snapshot import (
     retained,
 )
 from dcpbench.verify.whole_tensors import Exchange, assembled
-from dcpbench.workloads.build_run import exchange_of
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Run, Unchanged
@@ -292,7 +291,7 @@ def copy_tensors(run: OwnRun, other: OwnRun, exchange: Exchange) -> dict[Name, t
 
 def copy_state(run: OwnRun, other: OwnRun) -> None:
     """Copy the state of a run, whose parts are on its ranks, to an unwrapped one; collective."""
-    full, held = copy_tensors(run, other, exchange_of(run)), places_of(run)
+    full, held = copy_tensors(run, other, run.world.exchange_of(run.model)), places_of(run)
     group_of = {id(value): group for group in other.optimizer.param_groups for value in group["params"]}
 
     def copied(part: ParameterPart, value: Any, name: Name) -> Any:

@@ -1,5 +1,6 @@
 """The ranks of a cell, as one of them sees them, and its share of their batches."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -7,11 +8,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dcpbench.config.mesh import dp_rank
 from dcpbench.verify.compare_layouts import gathered
+from dcpbench.verify.whole_tensors import Exchange
 
+LARGE_BYTES = 2**26
+"""Models of more bytes are exchanged between the devices of the ranks."""
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Longer than any cell: the driver ends hangs, after it has collected every rank's stack."""
 
@@ -114,6 +119,27 @@ class World:
         """Return the values of all ranks, by rank; collective."""
         return gathered(value, self.group)
 
+    def any_rank(self, value: object) -> bool:
+        """Return whether the value is true on any rank; collective."""
+        return self.summed([bool(value)]) != [0.0]
+
+    def summed(self, numbers: Sequence[float]) -> list[float]:
+        """Sum numbers elementwise over the ranks, in float64 on the CPU; collective. Among ranks that share a
+        GPU, NCCL would take many milliseconds."""
+        totals = torch.tensor(numbers, dtype=torch.float64)
+        if self.group is not None:
+            dist.all_reduce(totals, group=self.training_group or self.group)
+        found: list[float] = totals.tolist()
+        return found
+
+    def exchange_of(self, model: nn.Module) -> Exchange:
+        """Choose how ranks exchange the tensors of a model: on the CPU, those of large ones on their
+        devices."""
+        nbytes = sum(math.prod(value.shape) * value.itemsize for value in model.parameters())
+        if self.group is not None and self.device.type != "cpu" and nbytes > LARGE_BYTES:
+            return Exchange(dist.group.WORLD, self.device)
+        return Exchange(self.group)
+
     def on_several_hosts(self, host: str | None) -> bool:
         """Return whether the ranks are on several hosts, this one on `host`; the first call is collective."""
         if self._on_several_hosts is None:
@@ -126,11 +152,9 @@ class World:
             torch.cuda.synchronize(self.device)
 
     def means(self, values: Sequence[torch.Tensor], samples: Sequence[int]) -> list[float]:
-        """Return the mean of each scalar over all ranks, weighted by each rank's number of samples, summed in
-        float64 on the CPU; collective. Among ranks that share a GPU, NCCL would take many milliseconds."""
+        """Return the mean of each scalar over all ranks, weighted by each rank's number of samples;
+        collective."""
         numbers = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
         weights = torch.tensor(samples, dtype=torch.float64)
-        totals = torch.stack([weights * numbers, weights])
-        if self.group is not None:
-            dist.all_reduce(totals, group=self.training_group or self.group)
-        return [total / weight for total, weight in totals.T.tolist()]
+        totals = self.summed(torch.cat([weights * numbers, weights]).tolist())
+        return [total / weight for total, weight in zip(totals, totals[len(samples) :], strict=False)]

@@ -24,6 +24,7 @@ from dcpbench.verify.compare import Comparison, same_leaves
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
+from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, world
 
 
@@ -103,7 +104,7 @@ def test_values_of_any_replica_are_explained(
     actual["none"] = replace(actual["none"], local=torch.full((2,), 3.0))
     actual["dtype"] = replace(actual["dtype"], local=actual["dtype"].local.double())
 
-    def gathered(mine: Any, group: object) -> list[Any]:
+    def gathered(_: World, mine: Any) -> list[Any]:
         if not isinstance(mine[StatePart.optimizer], dict):  # the names
             return [mine]
         assert mine[StatePart.optimizer].keys() == {"first", "dtype", "none", "last"}
@@ -113,7 +114,7 @@ def test_values_of_any_replica_are_explained(
         ranks.insert(place, {StatePart.optimizer: peers})
         return ranks
 
-    monkeypatch.setattr(one_replica, "gathered", gathered)
+    monkeypatch.setattr(World, "gathered", gathered)
     cell = bare_cell(tmp_path, config(model="short", parallel="hsdp", world_size=2), world(0, 2))
     reference = restored(StatePart.optimizer, digested(saved) if large else saved, actual)
     states = one_replica.defect.expected(cell, "restored", reference)

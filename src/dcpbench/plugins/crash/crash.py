@@ -23,7 +23,6 @@ from dcpbench.plugins.crash.disk_states import Crash
 from dcpbench.plugins.crash.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
-from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import live_state, retained_state
@@ -165,7 +164,7 @@ def _load_newest(cell: Cell, target: Run, candidates: list[Checkpoint]) -> Check
         state, group = live_state(target), cell.world.group
         saved = checkpoint.state.items()
         found = [checkpoint.compare(leaves, state[part], group, closely=False) for part, leaves in saved]
-        return not any(gathered(any(found), group))
+        return not cell.world.any_rank(any(found))
 
     def load_first(places: list[str]) -> tuple[Loaded, Checkpoint | None]:
         for place in places:
@@ -181,7 +180,7 @@ def _load_newest(cell: Cell, target: Run, candidates: list[Checkpoint]) -> Check
     # The controls: no checkpoint is there, and the state before the load is none of the candidates.
     controls = {Loaded.refused: load_first([])[0] is Loaded.refused}
     controls[Loaded.mixture] = not any(map(is_now, candidates))
-    loaded, found = load_first(gathered(complete, cell.world.group)[0])
+    loaded, found = load_first(cell.world.gathered(complete)[0])
 
     for check, kind in (("crash_recoverable", Loaded.refused), ("crash_consistent", Loaded.mixture)):
         violation = contract.violation(str(StateKind(Crash.killed, False, kind)), "the next start finds it")

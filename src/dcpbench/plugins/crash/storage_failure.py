@@ -13,7 +13,6 @@ from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.plugins.crash.failing import has_failed, sound_storage
-from dcpbench.verify.compare_layouts import gathered
 
 _OLDER, _NEWER = "older", "newer"
 
@@ -47,7 +46,7 @@ def storage_failure(cell: Cell) -> None:
     saved = steps.finish(*newer[0])
     if not in_load:
         _skip_unless_failed(cell)
-    if any(gathered(cell.report.checks["checkpoint_whole"].count, cell.world.group)):
+    if cell.world.any_rank(cell.report.checks["checkpoint_whole"].count):
         return  # the result of its load is undefined
     steps.decide_state(cell, reference, [saved])
     target = steps.build_target(cell, reference)
@@ -74,7 +73,7 @@ def _raises(cell: Cell, do: Callable[[], None], where: str) -> bool:
         silent = [rank for rank, has_raised in enumerate(raised) if not has_raised] if any(raised) else []
         return [contract.violation("the failure", f"rank {rank} did not raise") for rank in silent]
 
-    on_ranks = gathered(raised, cell.world.group)
+    on_ranks = cell.world.gathered(raised)
     cell.record("contract_held", Compared.of(wrong(on_ranks), wrong([True, False]), ["the failure"]), where)
     return any(on_ranks)
 
@@ -91,5 +90,5 @@ def _verify_leftovers(cell: Cell) -> None:
 
 
 def _skip_unless_failed(cell: Cell) -> None:
-    if not any(gathered(has_failed(cell.folder / _NEWER), cell.world.group)):
+    if not cell.world.any_rank(has_failed(cell.folder / _NEWER)):
         raise Skip(f"{cell.config.storage.name}: no rank made the operation that fails")

@@ -10,7 +10,6 @@ from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
 from dcpbench.workloads.run_state import State
 
@@ -34,9 +33,9 @@ def _buffers_of(leaves: Leaves) -> Leaves:
 
 def _of_each_rank(cell: Cell, part: StatePart, buffers: Leaves, wrong: Collection[Name]) -> Iterator[State]:
     """Yield the buffers of each rank, of those that are wrong on any rank; collective."""
-    names = {name for theirs in gathered(wrong, cell.world.group) for name in theirs}
+    names = {name for theirs in cell.world.gathered(wrong) for name in theirs}
     mine = {name: leaf for name, leaf in buffers.items() if name in names}
-    yield from gathered({part: mine}, cell.world.group)
+    yield from cell.world.gathered({part: mine})
 
 
 def _differing(leaves: Leaves) -> dict[Name, DigestedLeaf]:

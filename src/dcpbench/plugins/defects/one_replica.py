@@ -13,7 +13,6 @@ from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, never_averages
-from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
 from dcpbench.workloads.build_run import seeded_workload
 from dcpbench.workloads.parallelisms import ddp
@@ -33,13 +32,13 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
     parts = _PARTS if restored or not never_averages(cell.config) else reference.names
     of_parts = {part: _possible(cell, state.get(part, {})) for part in parts}
     named: Mapping[StatePart, Any] = of_parts if restored else checkpoint.keyed(of_parts)
-    names, mine = gathered(reference.names, cell.world.group), State()
+    names, mine = cell.world.gathered(reference.names), State()
     for part, leaves in named.items():
         wrong = {name for theirs in names for name in theirs.get(part, ())}
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf | DigestedLeaf)}
         possible = {name: leaf for name, leaf in tensors.items() if name in wrong}
         mine[part] = digested(possible) if restored else possible
-    yield from gathered(mine, cell.world.group)
+    yield from cell.world.gathered(mine)
 
 
 def _possible(cell: Cell, leaves: Leaves) -> Leaves:

@@ -23,7 +23,7 @@ def _applies(config: Config) -> bool:
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     saved = reference.checkpoint.state
     concerned = any(name[0] == "defaults" for name in reference.names.get(StatePart.flags, ()))
-    if not any(cell.world.gathered(concerned)):
+    if not cell.world.any_rank(concerned):
         return
     initial, defaults = live_state(new_target(cell))[StatePart.flags], in_defaults(saved)
     if defaults:

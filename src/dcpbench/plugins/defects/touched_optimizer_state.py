@@ -20,7 +20,7 @@ _PART = StatePart.optimizer
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     """Yield that saved state is absent if a new optimizer has some state, but not this."""
     wrong = reference.names.get(_PART, frozenset())
-    if not any(cell.world.gathered(any(name[0] == "state" for name in wrong))):
+    if not cell.world.any_rank(any(name[0] == "state" for name in wrong)):
         return
     target = new_target(cell)
     if not target.optimizer.state:
