@@ -218,7 +218,7 @@ class _Put:
 
 
 def _offer(place: Place, made: Callable[[Any], Any]) -> None:
-    """Put into a container what is made of its values. A user's object that refuses it keeps its own."""
+    """Put into a container what is built from its values. A user's object that refuses it keeps its own."""
     values = place.read()
     before = None if place.like else copy.deepcopy(values)
     try:
