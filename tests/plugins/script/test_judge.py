@@ -236,6 +236,29 @@ def test_failure_of_the_recorder_is_no_fault_of_the_script(tmp_path: Path) -> No
     assert (found.word, "the recorder failed: KeyError('x')" in found.reason) == ("vacuous", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("generator_ema.a", "diverges"),
+        ("generator.0.weight", "diverges"),
+        ("sampler.generator", "exact"),
+        ("generator_state.0", "exact"),
+        ("rng.torch", "exact"),
+        ("best./out/step-12.pt", "exact"),
+    ],
+)
+def test_saved_states_of_generators_and_paths_are_not_compared(tmp_path: Path, name: str, word: str) -> None:
+    """A GAN has a generator, too."""
+    frozen, resumed = Writer().train(1, 11), Writer()
+    resumed.event("load", path="step-8.pt")
+    for writer, value in ((frozen, 1), (resumed.train(9, 11), 2)):
+        writer.step(12)
+        writer.save("step-12.pt", {"model.a": 113, name: value, "step": "=12"})
+    whole = recorded(tmp_path / "a", [frozen])
+    found = judge(stopped_at(whole, 11), recorded(tmp_path / "c", [resumed]), *runs(whole))
+    assert found.word == word, found.reason
+
+
 def test_later_saves_are_compared(tmp_path: Path) -> None:
     frozen = recorded(tmp_path / "a", [Writer().train(1, 12)])
     resumed = Writer()

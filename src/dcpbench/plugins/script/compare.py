@@ -30,8 +30,8 @@ _OF_CALLED = ("frozen", "buffers", "modes", "generators")
 """Kinds of models that were called: some are called later than the first step."""
 _SCORES = {"weights": 6, "moments": 4, "batch": 2, "hyper": 2}
 _READ = 3
-_RANDOM = re.compile("rng|random|generator", re.IGNORECASE)
-_ABSOLUTE = re.compile(r"(^|\.)/")
+_UNCOUNTED = re.compile(r"(?i)rng|random|generator\w*(\.\d+)*\.?$|\./")
+"""In a file's name and a saved value's: states of generators, but not the weights of a GAN's, and paths."""
 _NUMBER = re.compile(r"=(-?[\d.]+(e[+-]?\d+)?|True|False|inf)")
 
 
@@ -324,4 +324,4 @@ def _decides(file: str, name: str, value: object) -> bool:
     """Tell whether a saved value counts: a tensor or a number of the script's own; no generator's state, and
     nothing that is saved under the path of a file, which has another name if a crash left one."""
     is_own = not isinstance(value, str) or (name.count(".") < 2 and bool(_NUMBER.fullmatch(value)))
-    return is_own and not any(of.search(name) for of in (_RANDOM, _ABSOLUTE)) and not _RANDOM.search(file)
+    return is_own and not _UNCOUNTED.search(f"{file.partition('.')[0]}.{name}")
