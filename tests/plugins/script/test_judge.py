@@ -526,6 +526,7 @@ def test_resume_that_would_change_a_file_of_the_user_is_not_judged(tmp_path: Pat
     ("order", "cost"),
     [
         ([1, 2, 3, 4], "; 4 of 12 samples of this epoch are seen twice, 4 never"),
+        ([1, 2, 91, 92], "; 4 of 12 samples of this epoch are seen twice, 8 never"),
         ([11, 9, 12, 10], "; each sample of this epoch is seen once: only their order differs"),
         ([91, 92, 93, 94], ""),
         ([1, 92, 93, 94], ""),
