@@ -168,7 +168,10 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
         ("run --parallel=ddp", "--parallel: write parallel=ddp"),
         ("plan -parallel ddp", "-parallel: write parallel=ddp"),
         ("run seed=1 --world-size 4", "--world-size: write world_size=4"),
-        ("run --trust true", "No such option '--trust'"),
+        ("run --trust true", "--trust: not an option of this command; write dcpbench resume FOLDER --trust"),
+        ("run --resume old", "--resume: not an option of this command; write dcpbench resume old"),
+        ("--resume=old", "--resume: not an option of this command; write dcpbench resume old"),
+        ("resume old --plan", "--plan: not an option of this command; write dcpbench plan"),
         ("run --timeouts.cell_s", "--timeouts.cell_s: write timeouts.cell_s=VALUE"),
     ],
 )

@@ -48,23 +48,32 @@ def of_word(word: str, following: str = "", command: str = "run", own: Path | No
 
 
 def of_option(option: str, following: str, keys: Container[str]) -> Hints:
-    """Yield hints for an option, which can be one of these keys written like one."""
+    """Yield hints for an option that its command lacks: one of these keys, or another command."""
     name, _, value = option.partition("=")
     key = name.lstrip("-").replace("-", "_")
+    write = _command_for(key, value or following)
     yield key in keys, f"{name}: write {key}={value or following or 'VALUE'}"
+    yield name[:2] == "--" and write, f"{name}: not an option of this command; write {write}"
 
 
 def of_key(key: str, value: str) -> Hints:
     """Yield hints for a key that is a command, or an option of one."""
-    folder = value.strip("'\"")
-    write = {
-        "resume": f"dcpbench resume {folder or 'FOLDER'}",
-        "rerun": "dcpbench resume FOLDER --rerun-failed",
+    write = _command_for(key, value.strip("'\""))
+    yield write, f"{key}={value}: not a key; write {write}"
+
+
+def _command_for(key: str, value: str) -> str | None:
+    """Return the command that is meant by a key or an option with a value."""
+    folder = value if value and "=" not in value and value[0] != "-" else "FOLDER"
+    rerun = "dcpbench resume FOLDER --rerun-failed"
+    return {
+        "resume": f"dcpbench resume {folder}",
+        "rerun": rerun,
+        "rerun_failed": rerun,
         "trust": "dcpbench resume FOLDER --trust",
         "plan": "dcpbench plan",
         "plan_as": "dcpbench plan --format",
-    }
-    yield key in write, f"{key}={value}: not a key; write {write.get(key)}"
+    }.get(key)
 
 
 def of_place(place: str) -> Hints:

@@ -199,8 +199,11 @@ class Run(Once):
         self._options_of = options_of
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options; one that is named as a key is reported with the word to write instead."""
-        options = [pair for pair in pairwise([*args, ""]) if pair[0].startswith("-")]
+        """Parse the options; one that is a key, or of another command, is reported with the words to write
+        instead."""
+        own = {name for param in self.params for name in param.opts}
+        named = [pair for pair in pairwise([*args, ""]) if pair[0].startswith("-")]
+        options = [pair for pair in named if pair[0].partition("=")[0] not in own]
         if options and not ctx.resilient_parsing:
             known = {*reference.keys(), *group_names(), *reference.keys_of_groups()}
             for option in options:
