@@ -4,11 +4,12 @@ import io
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
-from dcpbench.report.document import rendered
+from dcpbench.report.document import Content, Table, rendered
 from dcpbench.report.show import content
 from report.sweeps import Terminal, cell, folder_with
 
@@ -55,6 +56,25 @@ def test_narrow_terminals_keep_status_and_checks(
     assert width == 120 or lines[causes + 1].startswith("    "), "a longer sentence stays indented"
     assert "\x1b[1;31mfailed: optim" in said
     assert "\x1b[33mfailed: optim" in said, "a known failure is not red"
+
+
+def test_axes_that_do_not_fit_are_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = {"scenario": "save_load", "parallel": "fsdp2_tp", "save": "async_cached", "storage": "-"}
+    reason = f"a sentence and a word {'w' * 40}"
+    cells = pd.DataFrame(
+        [{**axes, "overrides": "saves=1 train_steps=12", "would": "skip", "because": reason}]
+    )
+    shown = Content([Table("", cells, folded=("overrides", "because"))])
+    for name, value in {"COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    head, *lines = (re.sub(r"\x1b\[[\d;]*m", "", line) for line in rendered(shown, Terminal()).splitlines())
+    assert head.split() == ["cell", "would", "because"]
+    assert max(map(len, lines)) <= 60
+    words = "".join(line[: head.index("would")] for line in lines).split()
+    assert words == [*(f"{name}={axes[name]}" for name in [*axes][:3]), "saves=1", "train_steps=12"]
+    assert "w" * 40 in "".join(line[head.index("because") :] for line in lines)
+    monkeypatch.setenv("COLUMNS", "140")
+    assert all(name in rendered(shown, Terminal()).splitlines()[0] for name in cells)
 
 
 def test_equal_failures_are_one_line(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rich.text import Text
 from dcpbench.analysis.frame import as_text, records
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.text import clipped, size_text, visible
+from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD
@@ -33,6 +34,8 @@ _FAILURES = ("status", "cell", "reason", "cause", "again", "more")
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _CHECKS, _OF_COSTS = "checks", ("rounds", "smallest\ndetectable")
 _WIDTH_OF_A_FILE, _UNFOLDED = 120, 1000
+_LONGEST_WORD = 24
+"""A longer one is broken where a table does not fit."""
 _FAILED, _TRAINING = "failed: ", "training failed: "
 
 
@@ -169,15 +172,19 @@ def _print_table(console: Console, shown: Table, width: int | None, line: Callab
 
 
 def _widths(shown: Table) -> Measurement:
-    """Return the width of a table with no word broken, and that with no line broken."""
+    """Return the width of a table with only long words broken, and that with no line broken."""
     wide = Console(width=_UNFOLDED)
     parts = [Measurement.get(wide, wide.options, table) for _, table, _ in _parts(shown)]
-    return Measurement(*(max(widths) for widths in zip(*parts, strict=True)))
+    least, most = (max(widths) for widths in zip(*parts, strict=True))
+    folded = [name for name in shown.folded if name in shown.table]
+    longest = [max(_width(value, of_words=True) for value in shown.table[name]) for name in folded]
+    return Measurement(least - sum(max(0, width - _LONGEST_WORD) for width in longest), most)
 
 
 def _fitted(shown: Table, width: int) -> Table:
     """Break the checks of a table into lines if it does not fit, then leave the last metrics out; if there
-    are none left, break the checks between words too. Of compared costs, leave out what the verdict says."""
+    are none left, break the checks between words too. Of compared costs, leave out what the verdict says.
+    Axes that then do not fit are one column."""
     if _widths(shown).maximum <= width:
         return shown
     optional = [name for name in _OF_COSTS if name in shown.table]
@@ -187,7 +194,20 @@ def _fitted(shown: Table, width: int) -> Table:
     while optional and _widths(shown).minimum > width:
         left_out = (optional.pop(), *shown.left_out)
         shown = replace(shown, table=shown.table.drop(columns=left_out[0]), left_out=left_out)
-    return shown if _widths(shown).minimum <= width else replace(shown, folded=(*shown.folded, _CHECKS))
+    if _widths(shown).minimum <= width:
+        return shown
+    shown = replace(shown, folded=(*shown.folded, _CHECKS))
+    axes = [name for name in shown.table if name in AXES or name == "overrides"]
+    if len(axes) < 2 or _widths(shown).minimum <= width:
+        return shown
+    keys = ["" if name == "overrides" else f"{name}=" for name in axes]
+    cells = [
+        " ".join(f"{key}{value}" for key, value in zip(keys, values, strict=True) if value != "-")
+        for values in shown.table[axes].astype(str).to_numpy()
+    ]
+    table = shown.table.drop(columns=axes)
+    table.insert([*shown.table].index(axes[0]), "cell", cells)
+    return replace(shown, table=table, folded=(*shown.folded, "cell"))
 
 
 def _counted(item: dict[Hashable, str]) -> str:
@@ -216,6 +236,7 @@ def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> Rich
     for number, (head, width) in enumerate(zip_longest(heads, widths)):
         unbroken = bool(widths) or head not in shown.folded
         least = width or max(_width(value, not unbroken) for value in (head, *rows.iloc[:, number]))
+        least = least if unbroken else min(least, _LONGEST_WORD)
         title = Text(visible(head, but="\n"))
         justify: Any = "right" if head in METRICS or head in shown.numbers else "left"
         table.add_column(title, justify=justify, min_width=least, no_wrap=unbroken, overflow="fold")
