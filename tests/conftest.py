@@ -1,6 +1,6 @@
 """Tests run the real thing: a driver in a process of its own, real ranks, real files.
 
-Drivers are forked from one server that has everything imported (`support.drivers`), which says what that
+Drivers are forked from one agent that has everything imported (`support.drivers`), which says what that
 leaves untested; `own_process=True` starts `python -m dcpbench` as a shell does.
 """
 
@@ -103,7 +103,7 @@ def _seconds_before(config: pytest.Config) -> dict[str, float]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """No cell compiles in `make check`, where the server need not know how."""
+    """No cell compiles in `make check`, where the agent need not know how."""
     gc.freeze()
     gc.enable()
     drivers.compiles = any(_tier(item) != "check" for item in session.items)

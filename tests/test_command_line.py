@@ -1,6 +1,5 @@
 """What a user types: bad input, interruption, the report, start-up."""
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -8,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -205,10 +203,9 @@ def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finis
 
 
 def test_no_rank_is_left_running() -> None:
-    kept = {one.pid for one in multiprocessing.active_children() if one.name == gloo_ranks.NAME}
-    kept |= {server._forkserver_pid for server in (forkserver._forkserver, drivers._restarted)}
+    kept = {agent.pid for agent in (drivers.first, drivers.restarted) if agent.runs()} | gloo_ranks.kept
     mine = [process for process in psutil.Process().children(recursive=True) if process.pid not in kept]
-    assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []
+    assert [process.cmdline() for process in mine if "rank.agent" in " ".join(process.cmdline())] == []
 
 
 INTERRUPTED = """

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shlex
-import signal
 import sys
 import time
 import warnings
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from dcpbench.analysis.frame import Sweeps
     from dcpbench.cell.cell import Cell
     from dcpbench.checkpointers.base import Checkpointer, Ranks
-    from dcpbench.cli.engine import Engine as KeptEngine
+    from dcpbench.executors.agent import Agent
     from dcpbench.workloads.components import Component
     from dcpbench.workloads.own_trainer import Trainer
     from dcpbench.workloads.workload import Workload
@@ -88,7 +87,7 @@ _MESSAGE = re.compile(r"^dcpbench[ \w]*: ")
 __tracebackhide__ = True
 """A failing test shows its own line and the reason: pytest leaves out the frames of this module."""
 
-_KEPT: "ContextVar[KeptEngine | None]" = ContextVar("kept", default=None)
+_KEPT: "ContextVar[Agent | None]" = ContextVar("kept", default=None)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -298,9 +297,9 @@ def engine() -> Iterator[None]:
 
     Each sweep imports your code and plug-ins again.
     """
-    from dcpbench.cli.engine import Engine
+    from dcpbench.cli.engine import kept_agent
 
-    kept = Engine()
+    kept = kept_agent()
     before = _KEPT.set(kept)
     try:
         yield
@@ -423,23 +422,22 @@ def _run(asked: Sequence[str], place: Path, environment: Mapping[str, str]) -> R
     Its progress goes to stderr as it comes, and its warnings become Python's when it has ended. Ctrl-C is
     passed on once, and the process then ends.
     """
-    from dcpbench.cli.engine import started
+    from dcpbench.cli.engine import Driver
 
-    said, messages, kept = "", list[str](), _KEPT.get() if asked[0] == "run" else None
-    driver = kept.start(asked, environment) if kept else started(["dcpbench", *asked], environment)
+    said, messages = "", list[str]()
+    driver = Driver(asked, environment, _KEPT.get() if asked[0] == "run" else None)
     try:
-        for line in driver.stderr or ():
+        for line in driver.stderr:
             said += line
             if _MESSAGE.match(line):
                 messages.append(_MESSAGE.sub("", line.strip()))
             else:
                 sys.stderr.write(line)
     except BaseException:
-        driver.send_signal(signal.SIGINT)
+        driver.interrupt()
         raise
     finally:
-        driver.communicate()
-    status = driver.returncode
+        status = driver.wait()
     has_rows = (place / "results.jsonl").exists()
     is_wrong = status == WRONG_CONFIGURATION and (bool(messages) or not has_rows)
     if not is_wrong and (status not in (0, 1, WRONG_CONFIGURATION) or not has_rows):
@@ -448,7 +446,7 @@ def _run(asked: Sequence[str], place: Path, environment: Mapping[str, str]) -> R
         warnings.warn(message, stacklevel=5)  # at the call of `check` or `sweep`
     if is_wrong:
         raise ConfigError(messages[-1] if messages else said)
-    return Result(place, int(status or 0))
+    return Result(place, status)
 
 
 def _environment(root: Path | None) -> dict[str, str]:

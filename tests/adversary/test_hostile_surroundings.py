@@ -76,7 +76,7 @@ def test_resuming_another_users_sweep_is_refused(tmp_path: Path, given: str) -> 
         assert ended.err.count("\n") == 1
     planned = dcpbench("plan", "--trust", "--resume", str(sweep), folder=sweep, own_process=True)
     assert (planned.status, planned.err) == (0, "")
-    assert not ran.exists(), "and the fork server has imported nothing from there"
+    assert not ran.exists(), "and the agent has imported nothing from there"
     alone = dcpbench("plan", *ONE, "--trust", folder=tmp_path / "new")
     assert (alone.status, alone.err) == (2, "dcpbench: --trust: needs --resume FOLDER\n")
 

@@ -1,13 +1,12 @@
 """A cell that changes its rank's process affects only itself: the next cell has a fresh rank."""
 
-import multiprocessing
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conftest import SMALL, run, tiered
-from support.drivers import start_server
+from support import drivers
 from support.leaks import LEAKS
 from support.rows import seen
 
@@ -19,7 +18,8 @@ SEEN = ("autocast", "default_dtype", "descriptor", "hook", "limit", "thread", "u
 """One of each kind."""
 
 
-def report_leak(what: str, answer: Any) -> None:
+def report_leak(answer: Connection, _: object, what: str) -> None:
+    """Send what is left behind before and after a leak."""
     import torch
 
     from dcpbench.rank.run_cell import left_behind
@@ -36,16 +36,13 @@ def report_leak(what: str, answer: Any) -> None:
 
 @pytest.mark.parametrize("what", tiered(LEAKS, *SEEN))
 def test_whatever_is_left_behind_is_seen(what: str) -> None:
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = start_server().Process(target=report_leak, args=(what, there), daemon=True)
-    process.start()
-    there.close()
+    here, process = drivers.fork(report_leak, what)
     try:
         assert here.recv() == []
         assert len(here.recv()) >= 1
     finally:
         process.kill()
-        process.join()
+        process.wait()
 
 
 @pytest.mark.parametrize("leaks", tiered(ON_RANKS, ON_RANKS[0]))

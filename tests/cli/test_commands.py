@@ -18,7 +18,6 @@ from dcpbench.cli import reference, run
 from dcpbench.cli.commands import main, tree
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.axes import AXES
-from dcpbench.executors import fork_server
 from support.commands import python
 from support.pretended_engine import PRETENDED
 
@@ -232,8 +231,8 @@ def test_run_plan_and_resume_one_sweep(tmp_path: Path) -> None:
 def test_a_terminal_shows_that_it_is_reading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("fork_server", "end_server"):
-        monkeypatch.setattr(fork_server, name, lambda *_: None)
+    for name in ("own_agent", "end_own_agent"):
+        monkeypatch.setattr(run, name, lambda *_: None)
     assert main(["sead=1"]) == 2
     assert capsys.readouterr().err.startswith("dcpbench: ")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -1,5 +1,6 @@
 """Doctor reports what the machine lacks, and how to fix it."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,13 +12,15 @@ from typing import Any
 import psutil
 import pytest
 
+from dcpbench.cli import doctor
 from dcpbench.cli.commands import main
 from dcpbench.cli.doctor import Line, examined
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
-from dcpbench.executors import fork_server
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors import machine
+from dcpbench.executors.agent import ENVIRONMENT
+from dcpbench.executors.machine import Machine
 from dcpbench.sweep.validity import why_skip
 
 
@@ -27,8 +30,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
     def seen(folder: Path = tmp_path, **description: Any) -> dict[str, Line]:
         known = {"torch": "2.13.0", "gpu_count": 0, "cuda": None, **description}
-        monkeypatch.setattr(fork_server, "fork_server", lambda: None)
-        monkeypatch.setattr(fork_server, "probe", lambda _: (known, Pipe()[0]))
+        monkeypatch.setattr(doctor, "own_agent", lambda: None)
+        monkeypatch.setattr(machine, "probe", lambda _: (known, Pipe()[0]))
         return {line.what: line for line in examined(folder)}
 
     return seen
@@ -40,6 +43,8 @@ def test_doctor_checks_this_machine(
 ) -> None:
     """Which runs the tests."""
     monkeypatch.chdir(tmp_path)
+    for name, value in ENVIRONMENT.items():  # an agent's, for this test alone
+        monkeypatch.setenv(name, os.environ.get(name, value))
     status = main(["doctor"])
     shown = capsys.readouterr().out
     assert shown.count("\n") == 7
@@ -57,8 +62,8 @@ def test_missing_torch_is_bad(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     def gone(_: object) -> None:
         raise ConfigError("torch cannot be imported here; see the error above")
 
-    monkeypatch.setattr(fork_server, "fork_server", lambda: None)
-    monkeypatch.setattr(fork_server, "probe", gone)
+    monkeypatch.setattr(doctor, "own_agent", lambda: None)
+    monkeypatch.setattr(machine, "probe", gone)
     assert main(["doctor"]) == 1
     assert "torch          bad    torch cannot be imported here" in capsys.readouterr().out
 

@@ -23,7 +23,7 @@ from dcpbench.config.groups import (
 from dcpbench.config.schema import SEED_STRIDE, Config, TimeoutsConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.sweep.validity import check, resolve, why_skip
 from support.alone import config
 

@@ -36,7 +36,6 @@ def test_only_the_ranks_shared_memory_is_removed(tmp_path: Path, monkeypatch: py
     for name in own | others:
         (tmp_path / name).touch()
     monkeypatch.setattr(cleanup, "_opened_by", lambda _: set())
-    monkeypatch.setattr(cleanup.resource_tracker, "unregister", lambda *_: None)
     unclear = cleanup.remove_shared_memory(own | others, {"opened"}, {12}, "abc123", 0.0)
     assert {path.name for path in tmp_path.iterdir()} == others
     assert unclear == sorted(others - {"notes"})

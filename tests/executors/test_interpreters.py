@@ -1,6 +1,7 @@
 """Ranks under an interpreter other than the driver's, in a separate environment with the same torch."""
 
 import stat
+import subprocess
 import sys
 import venv
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import torch
 from conftest import SMALL, Finished, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import TimeoutsConfig
-from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.interpreters import OtherInterpreter, versions_of
+from dcpbench.executors.interpreters import interpreter, versions_of
+from dcpbench.executors.local import LocalExecutor
+from dcpbench.executors.machine import Machine
 from dcpbench.rank.messages import CellSpec, RunId, WorldKind
 from dcpbench.sweep.validity import resolve, why_skip
 from support.alone import config
@@ -94,21 +96,18 @@ def test_wrong_path_ends_a_sweep_before_it_starts(sweep: Callable[..., Finished]
 
 
 def test_interpreter_that_exits_is_an_error(tmp_path: Path) -> None:
-    ranks = OtherInterpreter(_program(tmp_path, "exit 3"), (), ())
-    kind = WorldKind(1, "cpu", False)
+    python = _program(tmp_path, "exit 3")
+    ranks = LocalExecutor({python: interpreter(python, ())})
     spec = CellSpec(RunId("tests", "cell", 0), config(), str(tmp_path), str(tmp_path))
-    end = ranks.run(kind, spec, TimeoutsConfig(), lambda *phase: None)
-    assert end.not_run is not None
-    assert "could not be run" in end.not_run
+    end = ranks.run(WorldKind(1, "cpu", False, python=python), spec, TimeoutsConfig(), lambda *phase: None)
+    assert end.not_run == f"the ranks under {python} could not be started: the process that forks them exited"
     assert end.skip is None
     ranks.end()
 
 
-def test_interpreter_process_ends_with_its_driver() -> None:
-    ranks = OtherInterpreter(sys.executable, (), ())
-    ranks.start()
-    process = ranks._process
-    assert process is not None
-    ranks._connection.close()
-    assert process.wait(30) == 1
-    ranks.end()
+def test_agent_ends_with_its_driver() -> None:
+    agent = interpreter(sys.executable, ())
+    agent.start()
+    assert isinstance(agent._process, subprocess.Popen)
+    agent._door.close()
+    assert agent._process.wait(30) == 0

@@ -15,9 +15,9 @@ import torch
 
 from conftest import SMALL
 from dcpbench.config.schema import Config
-from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import Versions, versions_of
 from dcpbench.executors.local import devices_of
+from dcpbench.executors.machine import Machine
 from dcpbench.executors.shared_gpus import nccl_can_share, ranks_per_gpu
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.row import shared_gpu_sentences

@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import SMALL, Finished, run, selected, tiered
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.sweep.validity import resolve, why_skip
 from support.alone import config
 

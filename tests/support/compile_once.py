@@ -1,4 +1,4 @@
-"""Imported by the server of the tests: what torch.compile does once in a process, before any rank is forked.
+"""Imported by the agents of the tests: what torch.compile does once in a process, before any rank is forked.
 
 It imports a hundred modules and preprocesses torch's headers with the compiler before its first kernel, three
 seconds on each of four fresh ranks. Ranks of a driver of a shell do all of it; tests of that start one.

@@ -176,13 +176,13 @@ def _leaves_shared_memory(cell: Cell) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stops_server(_: Cell) -> None:
+def _stops_agent(_: Cell) -> None:
     os.kill(os.getppid(), signal.SIGSTOP)
     raise ValueError("planted")
 
 
 def _kills_actor(_: Cell) -> None:
-    """The process that owns the ranks of this host, and with it its fork server and them."""
+    """The process that owns the ranks of this host, and with it its agent and them."""
     os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL)
     _sleeps(_)
 
@@ -245,8 +245,8 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "full_disk": _full_disk,
     "file_size_limit": _file_size_limit,
     "read_only": _read_only,
-    "stops_server": _stops_server,
-    "kills_server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
+    "stops_agent": _stops_agent,
+    "kills_agent": lambda _: os.kill(os.getppid(), signal.SIGKILL),
     "leaves_child": _leaves_child,
     "leaves_shared_memory": _leaves_shared_memory,
     "kills_actor": _kills_actor,

@@ -1,45 +1,58 @@
 """Sweeps that start at once: every driver is a separate process, but forked, not started from scratch.
 
-`python -m dcpbench` imports Hydra, and the fork server of its ranks torch and the compiler: four to six
-seconds of work for each of the many sweeps of the tests. One server, kept for the whole test session, has
-all of it imported. A driver is forked from that server, and its own fork server from the driver. Pids,
-signals, the environment, the folder, the exit status and what is printed are those of a driver of a shell;
+`python -m dcpbench` imports Hydra, and the agent of its ranks torch and the compiler: four to six seconds of
+work for each of the many sweeps of the tests. One agent, kept for the whole test session, has all of it
+imported. A driver is forked from that agent, and its own agent from the driver. Pids, signals, the
+environment, the folder, the exit status and what is printed are those of a driver of a shell;
 only that modules are loaded already is not, and tests that are about imports start a python of their own.
 """
 
 import faulthandler
 import importlib
-import multiprocessing
 import os
+import pickle
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import dropwhile
-from multiprocessing import forkserver, process, reduction, resource_tracker, util
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import psutil
 
+from dcpbench import SAFE_PATH
+from dcpbench.executors import agent as agents
+from dcpbench.executors.agent import Agent, Forked, agent_of
+from dcpbench.executors.machine import rank_imports
+from dcpbench.rank import agent as forked_agent
 from dcpbench.rank.messages import Descriptor
 
-_LIBRARY = tuple(map(Path, dropwhile(lambda place: not place.endswith(".zip"), sys.path)))
-"""Entries of `sys.path` after the folder and PYTHONPATH; paths, as a rank would report texts that differ."""
 _TESTS = Path(__file__).parents[1]
+_PATH = [*sys.path]
+"""That of an agent, before it has forked anything."""
+_DRIVER = (
+    "dcpbench.cli.by_hydra",
+    "dcpbench.cli.engine",
+    "dcpbench.cli.run",
+    "dcpbench.sweep.run",
+    "dcpbench.report.document",
+    "dcpbench.report.show",
+    "dcpbench.scenarios.save_load",
+    "dcpbench.workloads.models",
+    "dcpbench.workloads.parallelisms",
+)
 _ENDED_S = 10.0
 _STACKS_S = 1.0
 
 compiles = True
-"""Whether the server imports the compiler too."""
+"""Whether the agents import the compiler too."""
 may_start = True
 """Whether the test that runs may start a driver, which takes seconds."""
 
@@ -52,53 +65,33 @@ def environment(*places: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(searched)}
 
 
-_restarted = forkserver.ForkServer()
-"""The server of the second interpreters of drivers, with another hash seed."""
+def _agent(seed: str) -> Agent:
+    """The agent with this hash seed; it lives as long as this process."""
+
+    def variables() -> dict[str, str]:
+        # The plug-ins of a test are its drivers' alone.
+        own = {agents.HASH_SEED: seed, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        given = agents.ENVIRONMENT | environment(DCPBENCH_PLUGINS="", **own)
+        given.pop(SAFE_PATH[0])  # else it applies to every process forked from the agent
+        compiler = ["support.compile_once"] if compiles else []
+        ours = [*_DRIVER, __name__, *compiler, "support.read_once"]
+        imported[:] = [agents.PROBE, *rank_imports(compiles), *ours]
+        return given
+
+    imported = list[str]()
+    return agent_of(sys.executable, imported, variables)
 
 
-def start_server() -> ForkServerContext:
-    """The context whose processes are forked from the server, which is started if it does not run yet and
-    then lives as long as this process. In its environment is set what a driver sets for its own."""
-    if forkserver._forkserver._forkserver_pid is None:
-        _start(forkserver._forkserver)
-    return multiprocessing.get_context("forkserver")
-
-
-def _start(server: forkserver.ForkServer, **variables: str) -> None:
-    from dcpbench import SAFE_PATH
-    from dcpbench.executors import fork_server
-
-    imported = [
-        "dcpbench.cli.by_hydra",
-        "dcpbench.cli.engine",
-        "dcpbench.cli.run",
-        "dcpbench.sweep.run",
-        "dcpbench.report.document",
-        "dcpbench.report.show",
-        "dcpbench.scenarios.save_load",
-        "dcpbench.workloads.models",
-        "dcpbench.workloads.parallelisms",
-        __name__,
-        *(["support.compile_once"] if compiles else []),
-        "support.read_once",
-    ]
-    # The plug-ins of a test are its drivers' alone.
-    with mock.patch.dict(os.environ, environment(DCPBENCH_PLUGINS="", **variables)):
-        with mock.patch.object(forkserver, "ensure_running"):
-            context = fork_server.fork_server(fork_server.rank_imports(compiles))
-        os.environ.pop(SAFE_PATH[0])  # else it applies to every process forked from the server
-        context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
-        server.set_forkserver_preload([*forkserver._forkserver._preload_modules])
-        with fork_server.fixed_addresses():
-            server.ensure_running()
+first, restarted = _agent("0"), _agent("1")
+"""The agents that fork drivers, and other processes, and the second interpreters of drivers."""
 
 
 def cpu_seconds() -> float:
     """CPU seconds of this process and of those that it has waited for. If the test that runs may start a
     driver, also of drivers and ranks that ended: some end after their test."""
     used = sum(os.times()[:4])
-    if may_start and (server := forkserver._forkserver._forkserver_pid):
-        used += sum(psutil.Process(server).cpu_times()[:4])
+    if may_start and first.runs():
+        used += sum(psutil.Process(first.pid).cpu_times()[:4])
     return used
 
 
@@ -121,26 +114,19 @@ class Driver:
         prepare: Callable[[], object] | None = None,
     ) -> None:
         assert may_start, "a test that starts a driver is `slow`"
-        context = start_server()
         may_restart = any("target=" in word or word.startswith("restart=") for word in words)
-        if _restarted._forkserver_pid is None and may_restart and "PYTHONHASHSEED" not in os.environ:
-            _start(_restarted, PYTHONHASHSEED="1")
-        pipes = [context.Pipe(duplex=False) for _ in range(2)]
-        self._reads = [here for here, _ in pipes]
-        self._process = context.Process(
-            target=_drive,
-            args=(
-                *(words, str(cwd), environment(), [there for _, there in pipes]),
-                *(_restarted._forkserver_address, prepare),
-            ),
-        )
-        self._process.start()
-        for _, there in pipes:
-            there.close()
+        if may_restart and "PYTHONHASHSEED" not in os.environ:
+            restarted.start()
+        reads, writes = zip(*(os.pipe() for _ in range(2)), strict=True)
+        self._reads = [open(read, "rb", buffering=0) for read in reads]  # noqa: PTH123, SIM115
+        doors = [restarted._door.fileno()] if restarted.runs() else []
+        passed = [*map(Descriptor, (*writes, *doors))]
+        _, self._process = fork(_drive, words, str(cwd), environment(), prepare, passed=passed)
+        for write in writes:
+            os.close(write)
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
         return self._process.pid
 
     @property
@@ -173,14 +159,14 @@ class Driver:
                         expired.add_note(self._what_runs(waiting, said))
                         raise expired
                     _read(waiting, left, said)
-            self._process.join(max(0.0, deadline - time.monotonic()))
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         finally:
             self.close()
         out, err = (each.decode() for each in said.values())
         return out, err
 
     def _what_runs(self, waiting: selectors.BaseSelector, said: dict[int, bytes]) -> str:
-        """Return the processes that can still print, the output, and the stacks of driver and fork server."""
+        """Return the processes that can still print, the output, and the stacks of driver and agent."""
         pipes = {f"pipe:[{os.fstat(read.fileno()).st_ino}]" for read in self._reads}
         lines = []
         for one in psutil.process_iter():
@@ -199,7 +185,7 @@ class Driver:
         """End it if it still runs, and forget what it had to say."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.join(_ENDED_S)
+        self._process.wait(_ENDED_S)
         for read in self._reads:
             read.close()
 
@@ -214,89 +200,98 @@ def _read(waiting: selectors.BaseSelector, limit_s: float, said: dict[int, bytes
     return bool(ready)
 
 
+def fork(
+    function: Callable[..., object],
+    *arguments: object,
+    passed: Sequence[Descriptor] = (),
+    agent: Agent = first,
+) -> tuple[Connection, Forked]:
+    """Fork a process, which calls a function of any module that can be imported here, with a connection, what
+    is passed and the arguments. Return the other end."""
+    return agent.fork(__name__, [*sys.path], pickle.dumps((function, arguments)), passed)
+
+
+def main(connection: Connection, path: list[str], asked: bytes, passed: Sequence[Descriptor]) -> None:
+    """Call a function in a process that an agent has forked."""
+    globals()["__file__"] = "drivers.py"  # else ranks forked from here have it as a module of the user's
+    sys.path[:] = path
+    function, arguments = pickle.loads(asked)
+    function(connection, passed, *arguments)
+
+
 def _drive(
+    _: Connection,
+    passed: Sequence[Descriptor],
     words: Sequence[str],
     cwd: str,
     variables: dict[str, str],
-    writes: list[Connection],
-    restarted: str | None,
     prepare: Callable[[], object] | None,
 ) -> None:
     os.setsid()
-    for file, write in zip((1, 2), writes, strict=True):
-        os.dup2(write.fileno(), file)
-        write.close()
+    out, err, *doors = passed
+    _print_to(out, err)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    _forget_server()
-    globals()["__file__"] = "drivers.py"  # else ranks forked from here have it as a module of the user's
     from dcpbench.cli import engine
-    from dcpbench.executors import interpreters
 
-    if restarted:
-        interpreters._agent = partial(_forked_agent, restarted, interpreters._agent)
+    if doors:
+        again = Agent(lambda: (Connection(doors[0].number), mock.Mock()))
+        engine.forked = partial(_forked_agent, again, engine.forked)
     os.chdir(cwd)
     if prepare:
         prepare()
-    engine.drive(words, cwd, variables, [*map(str, _LIBRARY)])
+    sys.path[:] = _PATH
+    engine.drive(words, cwd, variables)
 
 
-class _Agent:
-    """A process of the second interpreter; used as `subprocess.Popen` is."""
-
-    def __init__(self, process: process.BaseProcess) -> None:
-        self._process, self.pid = process, process.pid
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("the second interpreter", timeout or 0.0)
-
-
-def _forked_agent(
-    address: str, start: Callable[..., Any], python: str, connection: Connection, variables: dict[str, str]
-) -> Any:
-    """Start the second interpreter of a driver: fork it from the server that has imported everything."""
-    if python != sys.executable or variables["PYTHONHASHSEED"] != "1":
-        return start(python, connection, variables)
-
-    def connect(files: list[int]) -> tuple[int, int]:
-        """`ForkServer.connect_to_new_process` of a server of another process."""
-        with socket.socket(socket.AF_UNIX) as client, open(os.devnull) as nothing:  # noqa: PTH123
-            client.connect(address)
-            (parent_r, child_w), (child_r, parent_w) = os.pipe(), os.pipe()
-            reduction.sendfds(client, [child_r, child_w, nothing.fileno(), nothing.fileno(), *files])
-            os.close(child_r)
-            os.close(child_w)
-            return parent_r, parent_w
-
-    arguments = connection, variables, [Descriptor(1), Descriptor(2)]
-    agent = multiprocessing.get_context("forkserver").Process(target=_serve_as_agent, args=arguments)
-    with mock.patch.object(forkserver, "connect_to_new_process", connect):
-        agent.start()
-    return _Agent(agent)
-
-
-def _serve_as_agent(connection: Connection, variables: dict[str, str], prints: list[Descriptor]) -> None:
-    os.setsid()
+def _print_to(*prints: Descriptor) -> None:
     for file, print_to in zip((1, 2), prints, strict=True):
         os.dup2(print_to.number, file)
         os.close(print_to.number)
-    _forget_server()
+
+
+def _forked_agent(
+    again: Agent,
+    start: Callable[..., Any],
+    python: str,
+    door: Connection,
+    variables: Mapping[str, str],
+    path: Sequence[str],
+) -> subprocess.Popen[bytes] | Forked:
+    """Start the second interpreter of a driver: fork it from the agent that has imported everything."""
+    if python != sys.executable or variables.get(agents.HASH_SEED) != "1":
+        return start(python, door, variables, path)
+    from dcpbench.executors import cleanup
+
+    passed = [Descriptor(number) for number in (door.fileno(), 1, 2)]
+    _, process = fork(_be_agent, str(Path.cwd()), dict(variables), [*path], passed=passed, agent=again)
+    descendants = cleanup._descendants
+
+    def with_those_of_the_agent() -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return [*descendants(), *psutil.Process(process.pid).children(recursive=True)]
+        return descendants()
+
+    cleanup._descendants = with_those_of_the_agent
+    return process
+
+
+def _be_agent(
+    _: Connection,
+    passed: Sequence[Descriptor],
+    cwd: str,
+    variables: dict[str, str],
+    path: list[str],
+) -> None:
+    from dcpbench.executors import cleanup
+
+    os.setsid()
+    door, *prints = passed
+    _print_to(*prints)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)
-    from dcpbench.cli import engine
-    from dcpbench.executors import interpreter_agent
-
-    util.spawnv_passfds = engine.forked_server
-
-    interpreter_agent.main(connection.fileno())
-
-
-def _forget_server() -> None:
-    """Make this process one that has yet to start multiprocessing's helpers, and forks them when it does."""
-    for held in {forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd}:
-        os.close(held)
-    forkserver._forkserver.__init__()
-    resource_tracker._resource_tracker.__init__()
-    process.current_process()._config.pop("tempdir", None)
+    sys.path[:] = path
+    cleanup.adopt_orphans()
+    Finalize(None, cleanup.end_orphans, exitpriority=0)
+    forked_agent.begin(Connection(door.number))

@@ -9,31 +9,27 @@ from typing import Any
 
 import torch.distributed as dist
 
-from support.drivers import start_server
+from support import drivers
 
 WORLD_SIZE = 4
-NAME = "one of the ranks that stay up"
+kept = set[int]()
+"""Their pids."""
 Ask = Callable[..., list[Any]]
 """Call a function of a module, with the same arguments, on every rank; what each returned, by rank."""
 
 
 @contextmanager
 def gloo_ranks() -> Iterator[Ask]:
-    context = start_server()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    pipes = [context.Pipe() for _ in range(WORLD_SIZE)]
-    ranks = [
-        context.Process(target=_serve, name=NAME, args=(rank, port, there), daemon=True)
-        for rank, (_, there) in enumerate(pipes)
-    ]
-    for rank in ranks:
-        rank.start()
+    ranks = [drivers.fork(_serve, rank, port) for rank in range(WORLD_SIZE)]
+
+    kept.update(process.pid for _, process in ranks)
 
     def ask(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        for here, _ in pipes:
+        for here, _ in ranks:
             here.send((function, arguments))
-        answers = [here.recv() if here.poll(120) else "no answer" for here, _ in pipes]
+        answers = [here.recv() if here.poll(120) else "no answer" for here, _ in ranks]
         for rank, (good, _) in enumerate(answers):
             assert good is True, f"rank {rank}: {answers[rank]}"
         return [answer for _, answer in answers]
@@ -41,12 +37,12 @@ def gloo_ranks() -> Iterator[Ask]:
     try:
         yield ask
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
+        for _, process in ranks:
+            process.kill()
+            process.wait()
 
 
-def _serve(rank: int, port: int, connection: Connection) -> None:
+def _serve(connection: Connection, _: object, rank: int, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD_SIZE)
     while True:
         function, arguments = connection.recv()

@@ -23,7 +23,7 @@ from support.drivers import plant
 
 IN_DRIVER = {
     "composing": ("dcpbench.sweep.run", "cells_of"),
-    "probe": ("dcpbench.executors.fork_server", "probe"),
+    "probe": ("dcpbench.executors.machine", "probe"),
     "planning": ("dcpbench.sweep.plan", "_planned"),
     "begin": ("dcpbench.sweep.folder", "Record.write"),
     "join": ("dcpbench.executors.rank_group", "_fork"),
@@ -67,7 +67,7 @@ def pauses(cell: Cell, phase: str, marker: str) -> None:
 
 def pause_driver(module: str, name: str, marker: Path) -> None:
     """Make the driver wait where it first calls a function."""
-    tempfile.tempdir = None  # where the server of the tests has its own files
+    tempfile.tempdir = None  # where the agent of the tests has its own files
     place: Any = importlib.import_module(module)
     *outer, name = name.split(".")
     for one in outer:
@@ -111,7 +111,7 @@ def stopped(folder: Path, which: int) -> tuple[str, list[str]] | None:
     limits = ("timeouts.cell_s=20", "timeouts.join_s=20", "retry=0")
     few = ("parallel=ddp", "device=cpu", "world_size=2", "saves=1", *limits, *SMALL)
     cells = ("scenario=pauses", "scenario.options.phase=none,train", f"scenario.options.marker={marker}")
-    soon = partial(plant, "dcpbench.executors.fork_server", "_ANSWER_LIMIT_S", 20.0)
+    soon = partial(plant, "dcpbench.executors.agent", "ANSWER_LIMIT_S", 20.0)
     driver = start(*words_of(sweep, "-m", *cells, *few), cwd=folder, prepare=soon)
     wait_for(marker.exists)
     started = psutil.Process(driver.pid).children(recursive=True)
@@ -119,8 +119,7 @@ def stopped(folder: Path, which: int) -> tuple[str, list[str]] | None:
         driver.close()
         return None
     process = started[which]
-    helper = "fork server" if process.children() else "resource tracker"
-    name = helper if process.ppid() == driver.pid else "rank"
+    name = "agent" if process.ppid() == driver.pid else "rank or resource tracker"
     process.suspend()
     marker.unlink()
     out, err = driver.communicate(timeout=120)
@@ -153,7 +152,7 @@ def _wrong(folder: Path, status: int | None, number: signal.Signals, out: str, e
 
 
 def _left(started: list[psutil.Process]) -> Iterator[str]:
-    # A server that was still at its imports sees only after them that nobody needs it.
+    # An agent that was still at its imports sees only after them that nobody needs it.
     for process in psutil.wait_procs(started, timeout=_LONGEST_S)[1]:
         with suppress(psutil.Error):
             yield f"process {process.pid} is left: {' '.join(process.cmdline())[:80]}"

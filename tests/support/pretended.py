@@ -14,7 +14,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Engine, Executor
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.rank.messages import CellSpec
 from dcpbench.sweep.driver import Sweep
 from dcpbench.sweep.plan import Plan, PlannedCell

@@ -16,7 +16,7 @@ from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Engine, Executor
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.rank.messages import CellSpec, WorldKind
 from support.ends import on, raised, reported
 

@@ -1,11 +1,11 @@
-"""The server of the ranks, which starts before the configuration is read."""
+"""The agent of the ranks, which starts before the configuration is read."""
 
 from typing import Any
 
 import pytest
 
+from dcpbench.cli import run
 from dcpbench.cli.commands import main
-from dcpbench.executors import fork_server
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,13 @@ from dcpbench.executors import fork_server
         ("sead=1 --cfg job", None),
     ],
 )
-def test_server_of_a_refused_sweep_is_ended(
+def test_agent_of_a_refused_sweep_is_ended(
     words: str, begun: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would go on importing torch, with the pipes of the driver open."""
     calls: list[Any] = []
-    monkeypatch.setattr(fork_server, "fork_server", calls.append)
-    monkeypatch.setattr(fork_server, "end_server", lambda: calls.append("ended"))
+    monkeypatch.setattr(run, "own_agent", calls.append)
+    monkeypatch.setattr(run, "end_own_agent", lambda: calls.append("ended"))
     assert main(words.split()) == 2
     *imports, last = calls
     assert last == "ended"

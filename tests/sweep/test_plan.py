@@ -17,7 +17,7 @@ from conftest import SMALL, TESTS, Finished, blocks, environment, plan_sweep, ti
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.config.text import duration_text, size_text
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.folder import Record, SweepFolder, refuse_unusable
@@ -37,14 +37,14 @@ from support.rows import row
 NO_GPU = Machine(0, {})
 WITHOUT_TORCH = """
 import runpy, sys
-from multiprocessing import forkserver
+from dcpbench.executors import agent
 sys.argv = ["dcpbench", *sys.argv[1:]]
 try:
     runpy.run_module("dcpbench", run_name="__main__")
 except SystemExit as ended:
     assert ended.code == 0
 assert "torch" not in sys.modules
-imported = forkserver._forkserver._preload_modules
+imported = agent._modules
 assert imported == ["dcpbench.rank.machine_probe"], f"no rank is born of a plan: {imported}"
 print("the driver has no torch")
 """

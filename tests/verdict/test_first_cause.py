@@ -99,7 +99,7 @@ def test_death_is_expected_in_a_dying_stage(end: StageEnd, dies: str | None, sta
         (gone(1, 1.0, phase="upload", uploads=(0.5,)), "rank 1 was killed by SIGKILL in upload"),
         (
             gone(1, 1.0, 255),
-            "rank 1 exited with status 255, or was lost together with its fork server, in load",
+            "rank 1 exited with status 255, or was lost together with the agent that forked it, in load",
         ),
     ],
 )

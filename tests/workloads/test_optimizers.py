@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.sweep.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
 from dcpbench.workloads.build_run import build

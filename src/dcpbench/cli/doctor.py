@@ -22,7 +22,8 @@ from rich.text import Text
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import size_text
-from dcpbench.executors import fork_server
+from dcpbench.executors import machine
+from dcpbench.executors.agent import own_agent
 from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
@@ -69,17 +70,17 @@ def main(format: str | None = None) -> int:
 
 def examined(folder: Path) -> Iterator[Line]:
     """Yield the checks; that of torch is the last, because its import takes the longest."""
-    context = fork_server.fork_server()
+    agent = own_agent()
     yield _memory()
     yield _shared_memory()
     yield _disk(folder)
     yield _compiler()
     try:
-        description, more = fork_server.probe(context)
+        description, more = machine.probe(agent)
     except ConfigError as error:
         yield Line("torch", "bad", str(error), "pip install torch")
         return
-    description |= fork_server.details(more)
+    description |= machine.details(more)
     yield _torch(description)
     yield _gpus(description)
 

@@ -20,7 +20,8 @@ from yaml import YAMLError
 
 from dcpbench.cli.words import one_line
 from dcpbench.config.errors import ConfigError
-from dcpbench.executors import fork_server
+from dcpbench.executors.agent import end_own_agent, own_agent
+from dcpbench.executors.machine import rank_imports
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.signals import Signals, interrupted
@@ -48,8 +49,8 @@ def main(
         if sys.stderr.isatty() and not cfg:
             sys.stderr.write("reading the configuration ...\n")
         if not cfg and not options.get("resume"):
-            _start_server(overrides, bool(options.get("plan")))
-        from dcpbench.cli.by_hydra import start  # while the server imports torch
+            _start_agent(overrides, bool(options.get("plan")))
+        from dcpbench.cli.by_hydra import start  # while the agent imports torch
         from dcpbench.sweep.request import Options, Request
 
         signals.obey()
@@ -68,7 +69,7 @@ def main(
         else:
             raise
     finally:
-        fork_server.end_server()  # of a refused sweep it would still import torch
+        end_own_agent()  # of a refused sweep it would still import torch
     return signals.status(status)
 
 
@@ -87,13 +88,13 @@ def _refuse_surroundings() -> None:
         raise ConfigError("the current folder was removed; change to another one") from None
 
 
-def _start_server(overrides: Sequence[Override], is_plan: bool) -> None:
-    """Start the server of ranks on this host, as far as the words tell that it is needed. What it imports
+def _start_agent(overrides: Sequence[Override], is_plan: bool) -> None:
+    """Start the agent of ranks on this host, as far as the words tell that it is needed. What it imports
     meanwhile is a guess, which costs time if it is wrong."""
     words = {item.key_or_group: str(item.input_line).partition("=")[2].lower() for item in overrides}
     if {key.partition(".")[0] for key in words}.isdisjoint(_DECIDE_LATER):
         compiles = words.get("compile", "false") != "false"
-        fork_server.fork_server([] if is_plan else fork_server.rank_imports(compiles))
+        own_agent([] if is_plan else rank_imports(compiles))
 
 
 class _SafeStream:

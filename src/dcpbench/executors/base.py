@@ -10,8 +10,8 @@ All calls come from the driver. An engine lives as long as its sweep:
 5. `interrupt()`, from another thread, at any time of `run`; this then returns at once.
 6. `Executor.end()` of each, then `Engine.end()`, also after an exception.
 
-The usual ways to write one: fork ranks on this host (`local.py`); start an agent elsewhere that has an
-engine of its host, and pass it the calls of an executor (`interpreters.py`, `plugins/hosts/`).
+The usual ways to write one: fork ranks on this host, from agents (`local.py`); start a process elsewhere that
+owns the ranks there, and pass it the stages (`plugins/hosts/`).
 """
 
 import pkgutil
@@ -22,7 +22,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.rank.messages import CellSpec, WorldKind
 
 OnPhase = Callable[[int, str, str], None]

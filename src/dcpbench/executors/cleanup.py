@@ -8,7 +8,6 @@ import ctypes
 import os
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
@@ -34,20 +33,8 @@ def end_families(leaders: Collection[int | None]) -> None:
 
 
 def end_orphans() -> None:
-    """End the processes that dead ranks started. Call this only while no rank runs.
-
-    Python's helper processes end with this process, except one that a signal has stopped.
-    """
-    helpers = {
-        forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
-        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
-    }
-
-    def is_orphan(child: psutil.Process) -> bool:
-        helps = child.pid in helpers and child.status() != psutil.STATUS_STOPPED
-        return child.ppid() == os.getpid() and not helps
-
-    _end(lambda: _with_descendants(is_orphan))
+    """End the processes that dead ranks started. Call this only while no rank or agent runs."""
+    _end(lambda: _with_descendants(lambda child: child.ppid() == os.getpid()))
 
 
 def shared_memory() -> set[str]:
@@ -89,11 +76,6 @@ def remove_shared_memory(
                 unclear += [name] if name.startswith(_KINDS) else []
                 continue
             path.unlink()
-            # Otherwise Python warns about them at the end of the sweep.
-            if name.startswith(("psm_", segments_of(token))):
-                resource_tracker.unregister(f"/{name}", "shared_memory")
-            elif name.startswith("sem."):
-                resource_tracker.unregister(f"/{name.removeprefix('sem.')}", "semaphore")
     return unclear
 
 
@@ -128,11 +110,15 @@ def _families(leaders: Collection[int | None]) -> set[psutil.Process]:
 def _with_descendants(condition: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
     """Return the driver's descendants that meet a condition, and the descendants of these."""
     found: set[psutil.Process] = set()
-    for process in psutil.Process().children(recursive=True):
+    for process in _descendants():
         with suppress(OSError, psutil.Error):
             if condition(process):
                 found |= {process, *process.children(recursive=True)}
     return found
+
+
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
 
 
 def _end(find: Callable[[], Collection[psutil.Process]]) -> None:

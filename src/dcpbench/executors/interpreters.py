@@ -1,7 +1,6 @@
-"""Run ranks under a different Python interpreter, with a different torch. A process of that interpreter has a
-separate executor (`dcpbench.executors.interpreter_agent`), to which the driver's executor passes stages.
+"""Agents of other Python interpreters, with a different torch.
 
-Its environment needs no dcpbench: it imports this one, but no other package of the driver's environment.
+Their environment needs no dcpbench: they import this one, but no other package of the driver's environment.
 """
 
 import inspect
@@ -10,27 +9,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
 from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import TimeoutsConfig
-from dcpbench.core.stage_end import StageEnd
-from dcpbench.executors import cleanup
-from dcpbench.executors.base import Executor, OnPhase
-from dcpbench.executors.fork_server import HASH_SEED
+from dcpbench.executors.agent import HASH_SEED, PROBE, Agent, agent_of
 from dcpbench.rank import nccl
-from dcpbench.rank.messages import CellSpec, WorldKind
 
 _LEAST_PYTHON, _LEAST_TORCH = "3.11", "2.11"
 _QUERY = f"""
@@ -49,10 +40,7 @@ print(json.dumps(version()))
 torch and NCCL. It removes the current folder from the path, which Python before 3.11 puts first."""
 _NEEDS = f"needs Python >= {_LEAST_PYTHON} with torch >= {_LEAST_TORCH}, hydra-core, packaging and psutil"
 _ANSWER_LIMIT_S = 120.0
-_END_S = 30.0
-"""Time limit for a process to end its ranks."""
 _SWEEPER = "hydra_plugins.dcpbench_sweeper"
-_AGENT = "import sys; from dcpbench.executors.interpreter_agent import main; main(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -108,100 +96,31 @@ def _other_hash_seed() -> str:
     return "2" if os.environ.get(HASH_SEED) == "1" else "1"
 
 
-class OtherInterpreter(Executor):
-    """Runs the ranks of an executor under another interpreter. Its process starts with the first stage."""
+def interpreter(python: str, modules: Sequence[str]) -> Agent:
+    """Return the agent of an interpreter, which starts when it is needed. The driver's own finds modules
+    where the driver does, also where a notebook has added a folder."""
+    same = python == sys.executable
 
-    def __init__(self, python: str, modules: Sequence[str], gpus: tuple[int, ...]) -> None:
-        self._parameters = python, modules, gpus
-        self._python = python
-        self._process: subprocess.Popen[bytes] | None = None
-        self.interrupted = False
+    def environment() -> dict[str, str]:
+        places = [] if same else [_links()]
+        return _environment(*places) | {HASH_SEED: _other_hash_seed()}
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
-        """Run a stage there. If the process has exited, return an error; the next stage starts a new one."""
-        try:
-            self.start()
-            if self.interrupted:  # while it was started
-                return StageEnd(not_run="interrupted")
-            self._send("run", kind, spec, timeouts)
-            while not isinstance(message := self._connection.recv(), StageEnd):
-                on_phase(*message)
-            return message
-        except (OSError, EOFError) as error:
-            self._kill()
-            why = str(error) or "the process exited"
-            return StageEnd(not_run=f"the ranks under {self._python} could not be run: {why}")
-
-    def keep_only(self, kinds: set[WorldKind]) -> None:
-        with suppress(OSError):
-            self._send("keep_only", kinds)
-
-    def interrupt(self) -> None:
-        self.interrupted = True
-        with suppress(OSError):
-            self._send("interrupt")
-
-    def end(self) -> None:
-        with suppress(OSError, subprocess.TimeoutExpired):
-            self._send("end")
-            if self._process:
-                self._process.wait(_END_S)
-        self._kill()
-
-    def _send(self, method: str, *arguments: Any) -> None:
-        if self._process:
-            self._connection.send((method, arguments))
-
-    def start(self) -> None:
-        """Start its process, which imports in the background, unless it runs.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        if self._process:
-            return
-        self._connection, there = Pipe()
-        self._folder = tempfile.TemporaryDirectory(prefix="dcpbench-")
-        with there:
-            self._process = _agent(self._python, there, self._environment() | {HASH_SEED: _other_hash_seed()})
-        self._connection.send(self._parameters)
-
-    def _environment(self) -> dict[str, str]:
-        """The same Python finds modules where the driver does, also where a notebook has added a folder."""
-        same = self._python == sys.executable
-        return _environment(*filter(None, sys.path)) if same else environment_of(Path(self._folder.name))
-
-    def _kill(self) -> None:
-        if self._process:
-            cleanup.end_families({self._process.pid})
-            self._process.wait()
-            self._connection.close()
-            self._folder.cleanup()
-            self._process = None
+    return agent_of(python, [PROBE, *modules], environment, lambda: sys.path if same else ())
 
 
-def _agent(python: str, connection: Connection, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process of an interpreter, with its end of a connection."""
-    return subprocess.Popen(
-        [python, "-c", _AGENT, str(connection.fileno())],
-        pass_fds=[connection.fileno()],
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,  # the driver passes on Ctrl-C
-    )
-
-
-def environment_of(folder: Path) -> dict[str, str]:
-    """Link this dcpbench into an empty folder, and return an environment in which another interpreter imports
-    it from there. Its own folder can also contain torch for a different Python."""
+@cache
+def _links() -> str:
+    """Link this dcpbench into a folder, from which other interpreters import it. Its own folder can also
+    contain torch for a different Python."""
+    links = tempfile.mkdtemp(dir=get_temp_dir())  # multiprocessing removes that one
     for package in ("dcpbench", _SWEEPER):
         spec = find_spec(package)
         assert spec is not None
         assert spec.submodule_search_locations
-        link = folder.joinpath(*package.split("."))
+        link = Path(links, *package.split("."))
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(Path(spec.submodule_search_locations[0]).resolve())
-    return _environment(str(folder))
+    return links
 
 
 def _environment(*first: str) -> dict[str, str]:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.context import ForkServerContext
 from selectors import EVENT_READ, BaseSelector, DefaultSelector
 
 from dcpbench.config.groups import Ending
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.mismatch import RaisedError
 from dcpbench.core.stage_end import WHOLE_STAGE, Failed, RankEnd, StageEnd
-from dcpbench.executors import cleanup, fork_server, stack_dumps
+from dcpbench.executors import cleanup, stack_dumps
+from dcpbench.executors.agent import Agent
 from dcpbench.executors.base import OnPhase
 from dcpbench.executors.rank_handle import Rank
 from dcpbench.rank.messages import (
@@ -87,14 +87,13 @@ class Conclusion:
 class RankGroup:
     """Ranks of one kind. They can run further stages until one ends without every rank's report."""
 
-    def __init__(
-        self, context: ForkServerContext, kind: WorldKind, part: Part, store: Descriptor | StoreAddress
-    ) -> None:
+    def __init__(self, agent: Agent, kind: WorldKind, part: Part, store: Descriptor | StoreAddress) -> None:
         """Fork the ranks of this host. They rendezvous through `store` when they get their first stage.
 
         Raises:
             OSError, EOFError: they could not be started; all that had been started are ended.
         """
+        self._agent = agent
         self._ranks: list[Rank] = []
         self._started = time.time()
         self._shared_before = cleanup.shared_memory()
@@ -108,7 +107,7 @@ class RankGroup:
                     number, kind.world_size, local_rank, len(part.devices), master
                 )
                 spec = RankSpec(kind, number, device, store, part.host, local_rank, self._token, environment)
-                self._ranks.append(_fork(context, spec))
+                self._ranks.append(_fork(agent, spec))
         except BaseException:
             self.kill()
             raise
@@ -158,7 +157,7 @@ class RankGroup:
                 rank.connection.send(None)
         deadline = time.monotonic() + _LEAVE_S
         for rank in self._ranks:
-            rank.process.join(max(0.0, deadline - time.monotonic()))
+            rank.process.wait(max(0.0, deadline - time.monotonic()))
 
     def end(self) -> None:
         """End the ranks and the processes that they started. Call `kill` afterwards."""
@@ -174,10 +173,10 @@ class RankGroup:
         opened = cleanup.shared_memory_opened_by(pids)
         self.end()
         for rank in self._ranks:
-            rank.process.join(1.0)
+            rank.process.wait(1.0)
             rank.connection.close()
-        if any(rank.unreported() for rank in self._ranks):  # Python would wait for them forever at exit
-            fork_server.end_server()
+        if any(rank.unreported() for rank in self._ranks):  # nor would it fork the next ones
+            self._agent.kill()
         new = cleanup.shared_memory() - self._shared_before
         return cleanup.remove_shared_memory(new, opened, pids, self._token, self._started)
 
@@ -234,11 +233,8 @@ class RankGroup:
             on_phase(rank.number, message.content.phase, message.content.note)
 
 
-def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
-    # Not a daemon: a process stager needs children, which daemons cannot have.
-    name = f"dcpbench-rank{spec.rank}"
-    server = fork_server.server_for(context, spec.kind.imports)
-    here, process = fork_server.start(context, _RANK, spec, server=server, name=name, daemon=False)
+def _fork(agent: Agent, spec: RankSpec) -> Rank:
+    here, process = agent.importing(spec.kind.imports).fork(_RANK, spec)
     timeout = struct.pack("ll", _MESSAGE_LIMIT_S, 0)
     with socket.socket(fileno=os.dup(here.fileno())) as duplicate:
         duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)

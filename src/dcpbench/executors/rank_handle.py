@@ -4,16 +4,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
 
 from dcpbench.core.stage_end import Failed, RankEnd
+from dcpbench.executors.agent import Forked
 from dcpbench.rank.messages import CellSpec, Message, PhaseBegun, UploadsInFlight
 
 _REPORT_S = 1.0
-"""Time limit for the fork server to report the end of a process."""
+"""Time limit for the agent to report the end of a process."""
 
 _ENDING_S = 30.0
 """Time limit for a process to exit after its connection was closed: it releases its memory and ends its
@@ -30,7 +30,7 @@ class Rank:
     another stage.
     """
 
-    process: ForkServerProcess
+    process: Forked
     connection: Connection
     end: RankEnd
     stage: CellSpec = field(init=False)
@@ -85,13 +85,13 @@ class Rank:
         """Wait until its process has exited after closing the connection, up to a limit."""
         deadline = time.monotonic() + _ENDING_S
         while self.process.is_alive() and not self.unreported() and time.monotonic() < deadline:
-            self.process.join(_POLL_S)
+            self.process.wait(_POLL_S)
 
     def unreported(self) -> bool:
-        """Return whether its process has exited, but its fork server does not report that."""
+        """Return whether its process has exited, but its agent does not report that."""
         if not self.process.is_alive() or self._runs():
             return False
-        self.process.join(_REPORT_S)
+        self.process.wait(_REPORT_S)
         return self.process.is_alive()
 
     def _runs(self) -> bool:

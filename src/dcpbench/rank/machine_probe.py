@@ -3,7 +3,6 @@ started CUDA cannot be forked."""
 
 import os
 import platform
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -13,11 +12,7 @@ import psutil
 
 from dcpbench.rank import nccl
 
-# The fork server imports this first. A terminal sends Ctrl-C to it as well, which is the driver's to obey.
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-_NCCL_ERROR = nccl.load()  # before torch, which then uses it
+_NCCL_ERROR = nccl.load()  # before torch, which then uses it; agents import this module first
 
 import torch  # noqa: E402
 

@@ -1,13 +1,12 @@
 """The process of a rank. It joins the group, runs stages that the driver sends, reports, and exits.
 
-It is forked from a server that has already imported torch. It leads a new session, so that the processes
-that it starts can be ended with it. It dies with the server, so that it cannot outlive a killed driver.
+It is forked from an agent that has already imported torch. It leads a new session, so that the processes
+that it starts can be ended with it. It dies with the agent, so that it cannot outlive a killed driver.
 """
 
 import faulthandler
 import gc
 import multiprocessing.shared_memory
-import multiprocessing.util
 import os
 import shutil
 import signal
@@ -32,7 +31,8 @@ from dcpbench.core.plugins import load_plugins
 from dcpbench.core.rank_report import NothingToInjectError, RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
 from dcpbench.core.stage_end import Failed
-from dcpbench.rank.import_server import die_with_server, imported_since
+from dcpbench.rank.agent import leave
+from dcpbench.rank.imports import imported_since
 from dcpbench.rank.messages import (
     OF_RANK,
     CellSpec,
@@ -68,7 +68,7 @@ _FULL_BYTES = 64 * 1024
 
 def main(connection: Connection, spec: RankSpec) -> None:
     """Join the group, run stages until the driver sends None, and exit."""
-    # Objects of the server's imports are never garbage. Excluding them saves half a second per collection,
+    # Objects of the agent's imports are never garbage. Excluding them saves half a second per collection,
     # and copies of memory pages.
     gc.freeze()
     modules, variables = {*sys.modules}, dict(os.environ)
@@ -189,11 +189,7 @@ def _store(spec: RankSpec) -> dist.Store:
 
 def _detach() -> None:
     os.setsid()
-    die_with_server()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the server ignores
-    # Cells start processes by Python's default method, as a user's program does. The default of a forked
-    # process is a new server, which would import everything again.
-    multiprocessing.set_start_method(None, force=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the agent ignores
     os.environ[OF_RANK] = str(os.getpid())
     # With this signal the driver requests every thread's stack before it ends a rank that hangs.
     faulthandler.enable()
@@ -253,13 +249,10 @@ def _full(checkpoints: str | None) -> str | None:
 
 
 def _leave() -> None:
-    """Exit without shutting down the interpreter, during which gloo ranks sometimes abort."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-    # An exiting interpreter calls this, which removes its semaphores.
-    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
-    _exit(0)
+    leave(0)
 
 
 def _exit(status: int) -> NoReturn:

@@ -4,8 +4,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from multiprocessing.reduction import DupFd
-from typing import Any, Self
+from typing import Self
 
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Imports, RankReport
@@ -51,16 +50,9 @@ class WorldKind:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """An open file or socket that is passed to a rank when it is started."""
+    """An open file or socket that is passed to a process when it is forked."""
 
     number: int
-
-    def __reduce__(self) -> Any:
-        return _received, (DupFd(self.number),)
-
-
-def _received(descriptor: Any) -> Descriptor:
-    return Descriptor(descriptor.detach())
 
 
 @dataclass(frozen=True)

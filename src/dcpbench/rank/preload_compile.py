@@ -1,4 +1,4 @@
-"""Modules that the fork server also imports if a sweep compiles. Otherwise every new rank spends seconds on
+"""Modules that an agent also imports if a sweep compiles. Otherwise every new rank spends seconds on
 them before its first graph. Nothing here may start CUDA or leak a thread."""
 
 import threading

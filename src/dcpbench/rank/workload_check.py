@@ -15,6 +15,7 @@ from dcpbench.code.provenance import import_from_current_folder
 from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
 from dcpbench.config.text import did_you_mean
+from dcpbench.rank.agent import redirect
 from dcpbench.rank.messages import StoreAddress, torchrun_variables
 from dcpbench.rank.user_errors import message_of
 from dcpbench.workloads.workload import Workload, is_trainer
@@ -29,7 +30,7 @@ def main(connection: Connection, configs: Sequence[Config]) -> None:
     """Send why no cell can use the target that these configurations have, or None. Then exit. The target is
     imported as on rank 0, in a process group in which no other rank exists."""
     for stream in (1, 2):  # user code can print
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        redirect(stream, os.O_WRONLY)
     if all(config.device is Device.cpu for config in configs):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for ranks: a GPU would take seconds to start
     size = configs[0].most_ranks

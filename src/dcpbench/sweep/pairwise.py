@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Only
 from dcpbench.config.text import listed
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.sweep import validity
 from dcpbench.sweep.composer import Composer
 

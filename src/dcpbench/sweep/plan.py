@@ -24,7 +24,7 @@ from dcpbench.core.cell_key import CellKey, digest_of, is_code_path
 from dcpbench.core.plugins import Plugin, declared_values, hooks, plugin_names, plugins
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import shared_gpus
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.row import Run
 from dcpbench.sweep import known_failures, validity

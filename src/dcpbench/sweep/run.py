@@ -16,9 +16,9 @@ from rich.console import Console
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
-from dcpbench.executors import fork_server
+from dcpbench.executors.agent import end_own_agent
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine, rank_imports
 from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED, shared_gpu_sentences
 from dcpbench.records.store import ResultsError
@@ -80,10 +80,10 @@ def _begun_engine(request: Request) -> Engine:
     if request.sweep.part:
         part_numbers(request.sweep.part)
     if request.sweep.nccl:
-        fork_server.end_server()  # one that has begun to import torch's own
+        end_own_agent()  # one that has begun to import torch's own
         os.environ[NCCL_PATH] = str(Path(request.sweep.nccl).resolve())
     engine = engine_of(OmegaConf.to_object(request.base.executor))  # type: ignore[arg-type]
-    engine.begin([] if request.options.plan else fork_server.rank_imports(request.may_compile))
+    engine.begin([] if request.options.plan else rank_imports(request.may_compile))
     return engine
 
 

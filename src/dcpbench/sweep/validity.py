@@ -30,7 +30,7 @@ from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.config.text import as_target, counted, is_dotted
 from dcpbench.core.axes import AXES
 from dcpbench.executors import shared_gpus
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.rank.messages import Backend
 
 if TYPE_CHECKING:

@@ -103,8 +103,8 @@ def _ended(death: RankEnd) -> str:
     status = death.exit_status
     if death.lost or status is None:
         return death.lost or "was lost"
-    if status == 255:  # multiprocessing uses it if the server that reports it died
-        return "exited with status 255, or was lost together with its fork server,"
+    if status == 255:  # executors.agent uses it if the agent that reports it died
+        return "exited with status 255, or was lost together with the agent that forked it,"
     return f"was killed by {Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 

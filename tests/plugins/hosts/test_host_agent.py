@@ -11,12 +11,11 @@ import pytest
 from dcpbench.code.provenance import installation
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.executors import fork_server
 from dcpbench.plugins.hosts import host_agent
 from dcpbench.plugins.hosts.host_agent import Event, HostAgent, HostEnvironment
 from dcpbench.rank.messages import CellSpec, RunId, StoreAddress, WorldKind
+from support import drivers
 from support.alone import config
-from support.drivers import start_server
 
 KEY = (0, WorldKind(2, "cpu", True))
 LIMITS = TimeoutsConfig(cell_s=60)
@@ -24,8 +23,7 @@ LIMITS = TimeoutsConfig(cell_s=60)
 
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HostAgent]]:
-    context = start_server()
-    monkeypatch.setattr(fork_server, "fork_server", lambda _: context)
+    monkeypatch.setattr(host_agent, "own_agent", lambda _: drivers.first)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")

@@ -23,7 +23,8 @@ import psutil
 from dcpbench.code.provenance import installation
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.executors import cleanup, fork_server
+from dcpbench.executors import cleanup, machine
+from dcpbench.executors.agent import own_agent
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.rank_group import Conclusion, Part, RankGroup, store_file
 from dcpbench.rank.messages import CellSpec, Descriptor, StoreAddress, WorldKind
@@ -113,19 +114,19 @@ class HostAgent:
         self._listeners: dict[int, socket.socket] = {}
         self._stages: dict[int, _Stage] = {}
         self._concluded: set[int] = set()
-        self._context = fork_server.fork_server(modules)
+        self._agent = own_agent(modules)
 
     def describe(self) -> dict[str, Any]:
         """Describe this host, and the code of its ranks, for `environment.json`."""
-        description, more = fork_server.probe(self._context, installation)
-        description |= fork_server.details(more)
+        description, more = machine.probe(self._agent, installation)
+        description |= machine.details(more)
         # If Ray runs in another environment, ranks can import another copy of dcpbench than this agent.
         copies = " and ".join(sorted({description["dcpbench"], installation()["dcpbench"]}))
         return {"host": self._name, "address": self._address, **description, "dcpbench": copies}
 
     def target_error(self, configs: Sequence[Config]) -> str | None:
         """Return why ranks of this host cannot use a `workload.target`, or None."""
-        return fork_server.target_error(self._context, configs)
+        return machine.target_error(self._agent, configs)
 
     def state(self, key: Key, folders: Sequence[str]) -> State:
         """Return the clocks, and the state of a group and of folders, which a file system can show late."""
@@ -150,12 +151,12 @@ class HostAgent:
         part = Part(self._name, devices_of(kind, ranks, gpus))
         if at is None:
             with store_file() as store:
-                self._groups[key] = RankGroup(self._context, kind, part, store)
+                self._groups[key] = RankGroup(self._agent, kind, part, store)
             return
         listener = self._listeners.pop(owner, None)
         try:
             mine = Descriptor(listener.fileno()) if listener else None
-            self._groups[key] = RankGroup(self._context, kind, part, replace(at, listener=mine))
+            self._groups[key] = RankGroup(self._agent, kind, part, replace(at, listener=mine))
         finally:
             if listener:
                 listener.close()
@@ -212,6 +213,7 @@ class HostAgent:
         """End all ranks and the processes that they leaked."""
         for key in list(self._groups):
             self.kill(key)
+        self._agent.end()
         cleanup.end_orphans()
 
 

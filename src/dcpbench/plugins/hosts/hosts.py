@@ -13,7 +13,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Engine
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.machine import Machine
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.plugins.hosts.placement import spread
 

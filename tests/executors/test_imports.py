@@ -13,8 +13,7 @@ import pytest
 
 from conftest import ONE_STEP, run, wait_for
 from dcpbench.core.rank_report import Imports
-from dcpbench.executors import fork_server
-from support import drivers
+from dcpbench.executors.agent import PROBE, Agent, agent_of
 
 pytestmark = pytest.mark.slow
 
@@ -89,36 +88,31 @@ def main(connection: Connection, name: str) -> None:
 
 
 @pytest.fixture
-def forked() -> Iterator[None]:
-    drivers.start_server()
-    yield
-    for server in fork_server._servers.values():
-        server.process.kill()
-        server.process.join()
-    fork_server._servers.clear()
+def agent(packages: Path) -> Iterator[Agent]:
+    started = agent_of(sys.executable, [PROBE], path=lambda: [*sys.path, str(packages)])
+    started.start()
+    yield started
+    started.end()
 
 
 def imports_of(*names: str) -> Imports:
     return Imports(names, (("FAST", "yes"), ("IMPORTED", os.environ["IMPORTED"])))
 
 
-def test_processes_are_forked_after_the_imports(packages: Path, forked: None) -> None:
-    context, imports = drivers.start_server(), imports_of("raises", "leaves", "installed", "installed.late")
-    server = fork_server.server_for(context, imports)
-    assert server is fork_server.server_for(context, imports) is not fork_server._FIRST
-    here, process = fork_server.start(context, __name__, "installed.late", server=server, daemon=True)
+def test_processes_are_forked_after_the_imports(agent: Agent) -> None:
+    imports = imports_of("raises", "leaves", "installed", "installed.late")
+    other = agent.importing(imports)
+    assert other is agent.importing(imports) is not agent
+    here, process = other.fork(__name__, "installed.late")
     assert here.recv() == (True, None), "what was set for the imports is not left"
-    process.join()
+    process.wait()
     assert process.exitcode == 0
-    os.kill(fork_server._servers[imports].process.pid or 0, signal.SIGKILL)
-    fork_server._servers[imports].process.join()
-    assert fork_server.server_for(context, imports) is fork_server._FIRST
+    os.kill(other.pid or 0, signal.SIGKILL)
+    wait_for(lambda: not other.runs())
+    assert agent.importing(imports) is agent
 
 
-@pytest.mark.parametrize("name", ["threaded", "opens", "ends", "of_user"])
-def test_process_that_differs_forks_no_ranks(name: str, packages: Path, forked: None) -> None:
-    context = drivers.start_server()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(packages)
-        assert fork_server.server_for(context, imports_of(name)) is fork_server._FIRST
-    assert fork_server.server_for(context, imports_of()) is fork_server._FIRST
+def test_process_that_differs_forks_no_ranks(agent: Agent) -> None:
+    for name in ("threaded", "opens", "ends", "of_user"):
+        assert agent.importing(imports_of(name)) is agent, name
+    assert agent.importing(imports_of()) is agent
