@@ -108,6 +108,8 @@ def test_page_of_stops(checked: Finished, browser: Browser) -> None:
     assert "hyperparameters: group 0 lr 0.001 instead of 0.0046" in first.text, (
         "not the first in causal order"
     )
+    assert "diverges: " not in first.text, "its reason does not repeat the verdict"
+    assert browser.text("#axis-filters").split() == ["stop"]
     assert len(others) == 2
     # In the chart and below it; vertical lines have no area, and are not displayed to Selenium.
     marks = [f"return document.querySelectorAll('.m-{name}').length" for name in ("stopped", "loaded")]

@@ -33,7 +33,7 @@ function axisMenu(app, axis) {
     change: () => app.change((state) => toggle(chosen(state, axis), value)),
   }), ` ${plain(value)}`));
   return el("details", { class: "menu", "data-axis": axis },
-    el("summary", {}, axis, " ", el("span", { class: "picked" })),
+    el("summary", {}, axis.replace(/^-+/, ""), " ", el("span", { class: "picked" })),
     el("div", { class: "popup" }, ...boxes));
 }
 

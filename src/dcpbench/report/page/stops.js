@@ -19,7 +19,7 @@ function drawStops(app, shown) {
 function stopParts(app, run) {
   const { issue, differs, marks, after_repair: command } = run.ending;
   return [
-    el("p", { class: "reason" }, visible(run.reason)),
+    el("p", { class: "reason" }, visible(run.reason.replace(`${run.verdict}: `, ""))),
     part("Likely cause", ...run.causes.map((cause) => el("p", {}, visible(cause)))),
     part("Losses of the first rank", lossChart(run.losses, marks)),
     part("All that differs at the first step", differs?.length > 0 && el("ul", {}, ...differs.map((line) => el("li", {}, visible(line))))),
