@@ -14,8 +14,8 @@ The usual ways to write one: fork ranks on this host, from agents (`local.py`); 
 owns the ranks there, and pass it the stages (`plugins/hosts/`).
 """
 
-import pkgutil
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 from dcpbench.config.errors import ConfigError
@@ -100,8 +100,9 @@ def engine_of(config: ExecutorConfig) -> Engine:
     Raises:
         ConfigError: the engine needs a package that is not installed, or rejects the configuration.
     """
-    try:
-        engine: Engine = pkgutil.resolve_name(config.target)(config)
+    module, _, name = config.target.replace(":", ".").rpartition(".")
+    try:  # not by `pkgutil.resolve_name`, which hides a package that is missing
+        engine: Engine = getattr(import_module(module), name)(config)
     except ModuleNotFoundError as error:
         missing = f"needs the package {error.name}; pip install 'dcpbench[{config.name}]'"
         raise ConfigError(f"executor={config.name}: {missing}") from None

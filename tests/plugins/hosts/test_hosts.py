@@ -2,6 +2,7 @@
 
 import platform
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
-from dcpbench.executors.base import HostsLostError
+from dcpbench.executors.base import HostsLostError, engine_of
 from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
 from dcpbench.plugins.hosts.host_agent import State
 from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
@@ -319,3 +320,12 @@ def test_invalid_numbers_of_hosts_are_refused(tmp_path: Path, word: str, message
     assert message in line
     assert ended.status == 2
     assert not (tmp_path / "sweep").exists()
+
+
+def test_missing_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "dcpbench.plugins.hosts.ray_engine"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    why = "executor=ray: needs the package ray; pip install 'dcpbench[ray]'"
+    with pytest.raises(ConfigError, match=f"^{re.escape(why)}$"):
+        engine_of(ExecutorConfig(name="ray", target=f"{module}.RayEngine"))
