@@ -63,7 +63,8 @@ def seen(run: Run) -> list[str]:
         f"{counted(len(run.ranks), 'rank')} on {listed(about['devices'])}, torch {about['torch']}"
         + (f", {listed(kinds)}" if kinds else ""),
         f"{counted(len({step['optimizer'] for step in first}), 'optimizer')}, the first of {weights} weights",
-        f"{seeded}; the steps draw from the generator of {' and '.join(drawn) or 'nothing'}",
+        f"{seeded}; the steps draw from "
+        + (f"the generator of {' and '.join(drawn)}" if drawn else "no generator"),
         f"saved in three steps: {listed(saves) or 'nothing'}",
         f"{count} runs would follow: each {start_s:.1f} s to its first step, then {step_s:.2g} s a step; "
         "--saves 3 ends each after three saves",
