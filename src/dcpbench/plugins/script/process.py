@@ -24,7 +24,7 @@ _POLL_S = 0.02
 _LEFT_S = 2.0
 """How long processes that the command leaves have to end: helpers end after it, as a resource tracker."""
 _STOP_LIMIT_S, _STOP_ROUND_S = 10.0, 0.2
-_TERM_S = 3.0
+_TERM_S = 5.0
 
 
 class Process:

@@ -122,9 +122,8 @@ class Check:
             self._print(f"set for the script: {' '.join(offline)}", "dim")
         self._limit_s = limit_s
         if not stops:
-            stops, gentle = chosen(self._uninterrupted("reference")), 0
-            gentle = sum(stop.startswith(GENTLE) for stop in stops)
-            count = 1 + len(stops) + gentle
+            stops = chosen(self._uninterrupted("reference"))
+            count = 1 + len(stops) + sum(stop.startswith(GENTLE) for stop in stops)
             text = f"{counted(len(stops), 'stop')}: {counted(count, 'more run')}"
             self._says(f"{text}, about {count * self._seconds:.0f} s")
         self._frozen = self._uninterrupted("frozen", [stop for stop in stops if not stop.startswith(GENTLE)])
@@ -283,9 +282,8 @@ class Check:
         self._freezer = Freezer({stop: self._folder(stop) / "out" for stop in stops})
         ends = reference.ends if reference else 0
         run = self._command.run(self._place / name, name, self._limit_s, self._freezer, ends=ends)
-        if run.status != 0 and (
-            reference or self._freezer.copies
-        ):  # a collective timed out meanwhile, perhaps
+        if run.status != 0 if reference else run.status and self._freezer.copies:
+            # A collective timed out meanwhile, perhaps.
             self._says(f"it failed, so each stop has a run of its own: {run.failure}")
             self._freezer = Freezer({})
             return reference or self._uninterrupted("reference")
