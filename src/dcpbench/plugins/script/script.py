@@ -325,11 +325,9 @@ class Check:
         scripts = [Path(word) for word in words if word.endswith(".py")]
         sources = [path for path in (self._command.cwd / path for path in scripts) if path.is_file()]
         parallel = [name for kind, name in PARALLEL.items() if kind in about["classes"]]
-        given = {name: getattr(self._command, name) for name in ("every", "saves", "deterministic")}
-        known = {name: str(of) for name, of in given.items() if of != getattr(Command, name)}
-        known |= (
-            {"resume_args": self._hidden(resume)} if (resume := shlex.join(self._command.resume_args)) else {}
-        )
+        known = {"resume_args": self._hidden(shlex.join(self._command.resume_args))}
+        known |= {name: str(getattr(self._command, name)) for name in ("every", "saves", "deterministic")}
+        known = {name: of for name, of in known.items() if of and of != str(getattr(Command, name))}
         options = [f"--{name.replace('_', '-')}={of}".removesuffix("=True") for name, of in known.items()]
         config = {"script.command": self._hidden(shlex.join(words)), "--stop": stop}
         config |= {f"script.{name}": value for name, value in known.items()}
