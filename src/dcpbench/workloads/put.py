@@ -34,7 +34,6 @@ from dcpbench.verify.snapshot import (
     named_parts,
     names_parameters,
     parts_of_each,
-    persistent_tensors,
     retained,
 )
 from dcpbench.verify.whole_tensors import Exchange, assembled
@@ -240,7 +239,7 @@ def make_different(run: Run, seed: int) -> Unchanged:
         StatePart.model: perturb_model(run.model, seed, run.limits.leaves_out),
         StatePart.optimizer: perturb_optimizer(run.optimizer, seed),
     }
-    of_model = {*map(id, persistent_tensors(run.model).values())}
+    of_model = {*map(id, run.model.parameters())}
     trained = (value for group in run.optimizer.param_groups for value in group["params"])
     perturb([value for value in trained if id(value) not in of_model], seed)
     for place in extra_states(run.model):
