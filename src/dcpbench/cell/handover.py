@@ -56,11 +56,12 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
 def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
     """Take the story that the stage before has left, and let the end of this stage compare the files of its
     checkpoints with those of when they were complete. Return it with the cell, which gets its steps and, in
-    `any_layout`, that of loads. The file may contain any class, such as arrays, if the workload is a user's,
-    or for the same rank of another process."""
+    `any_layout` of a scenario that converts, the layout of loads. The file may contain any class, such as
+    arrays, if the workload is a user's, or for the same rank of another process."""
     config, ranks = cell.config, cell.world.size
-    same_layout = not any_layout or (config.loading, ranks) == (config.parallel, config.world_size)
-    if any_layout:
+    converts = any_layout and config.scenario.converts
+    same_layout = not converts or (config.loading, ranks) == (config.parallel, config.world_size)
+    if converts:
         cell = cell.vary(parallel=config.loading, world_size=ranks)
     own = config.workload.target is not None or config.restarts
     safe: list[Any] = [Story, Checkpoint, Limits, StatePart, *PLAIN]
