@@ -47,7 +47,8 @@ from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.put import copy_tensors
 from dcpbench.workloads.run import Run, Use, copied_to, dtypes_of, names_of_uses
-from dcpbench.workloads.twin import Twin, inexact_steps, state_of
+from dcpbench.workloads.run_state import state_of
+from dcpbench.workloads.twin import Twin, inexact_steps
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
 

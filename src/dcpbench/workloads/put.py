@@ -40,8 +40,7 @@ from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Run, Unchanged
-from dcpbench.workloads.run_state import State, live_state, saved_part
-from dcpbench.workloads.twin import state_of
+from dcpbench.workloads.run_state import State, live_state, saved_part, state_of
 
 _REPLACED = ("noise", "tensor_object", "train_state")
 """Objects that a run replaces when it forgets its state."""

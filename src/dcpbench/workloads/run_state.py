@@ -11,7 +11,7 @@ from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import Recall, same_leaves
 from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
-from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.layout import Extent, ParameterParts, whole
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Leaf,
@@ -22,6 +22,8 @@ from dcpbench.verify.snapshot import (
     expected_of,
     named_parameters,
     named_parts,
+    names_parameters,
+    of_kind,
     retained,
     snapshot_model,
     snapshot_nested,
@@ -40,6 +42,17 @@ StateByKey = dict[StatePart, dict[str, Leaf]]
 """The same by the flattened keys of a checkpoint."""
 Keys = dict[str, Entry]
 """The keys that a checkpoint has to contain."""
+
+
+def state_of(run: OwnRun, parts: ParameterParts | None = None) -> Leaves:
+    """Return the tensors of the model and of saved modules, and the state and hyperparameters of the
+    optimizer; `parts` are the `named_parts` of the model, if known."""
+    parts = parts or named_parts(run.model)
+    model = snapshot_model(run.model, parts)
+    held = {**of_kind("param", model), **of_kind("buffer", model), **run.saved.module_leaves()}
+    tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
+    optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
+    return tensors | {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
 
 
 def live_state(run: Run) -> State:

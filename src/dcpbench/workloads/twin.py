@@ -17,19 +17,16 @@ from torch import nn
 
 from dcpbench.core.state import Name
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.layout import ParameterParts, called_modules
+from dcpbench.verify.layout import called_modules
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     named_parameters,
-    named_parts,
-    names_parameters,
     of_kind,
     plain_fqn,
     retained,
     snapshot_model,
-    snapshot_optimizer,
 )
 from dcpbench.verify.training import rounding, step_tolerances
 from dcpbench.verify.whole_tensors import dense, magnitudes, real_elements
@@ -38,6 +35,7 @@ from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import is_trained
 from dcpbench.workloads.run import CLIPPING, Use
+from dcpbench.workloads.run_state import state_of
 
 _JITTERED = 2
 """The number of passes or steps with slightly different values that measure noise."""
@@ -409,17 +407,6 @@ def _is_narrow(tensor: torch.Tensor) -> bool:
 def _is_of(name: Name, parameters: Container[str]) -> bool:
     """Return whether a name is of one of these parameters, or of its optimizer state."""
     return name[0] in parameters or (name[0] == "state" and name[1] in parameters)
-
-
-def state_of(run: OwnRun, parts: ParameterParts | None = None) -> Leaves:
-    """Return the tensors of the model and of saved modules, and the state and hyperparameters of the
-    optimizer; `parts` are the `named_parts` of the model, if known."""
-    parts = parts or named_parts(run.model)
-    model = snapshot_model(run.model, parts)
-    held = {**of_kind("param", model), **of_kind("buffer", model), **run.saved.module_leaves()}
-    tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
-    optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
-    return tensors | {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
 
 
 def _unit(dtype: torch.dtype) -> float:
