@@ -223,7 +223,10 @@ class Compared:
         if 2 * len(resumed & (seen | left)) < len(resumed):  # random pieces, or augmented
             return ""
         if not twice and not never:
-            return "; each sample of this epoch is seen once: only their order differs"
+            whole, more = self.stopped.whole, len(actual) - len(expected) + self._place
+            is_longer = more > 0 and whole and not (whole.ends or self.resumed.ends)
+            what = f", but {more} steps more are made" if is_longer else ": only their order differs"
+            return f"; each sample of this epoch is seen once{what}"
         return f"; {twice} of {len(seen | left)} samples of this epoch are seen twice, {never} never"
 
     def kinds(self) -> dict[str, int]:
