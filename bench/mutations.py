@@ -20,8 +20,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "training shared by all cells": (
         "cell/uninterrupted.py",
-        "any(cell.world.gathered(kept is None or kept.digest != digest))",
-        "any(cell.world.gathered(kept is None))",
+        "cell.world.any_rank(kept is None or kept.digest != digest)",
+        "cell.world.any_rank(kept is None)",
     ),
     "every key concerns saving": (
         "config/schema.py",
@@ -40,12 +40,12 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "wrong shared run stays": (
         "cell/uninterrupted.py",
-        "        if any(cell.world.gathered(bool(names))):\n",
+        "        if cell.world.any_rank(names):\n",
         "        if False:\n",
     ),
     "a rank decides alone": (
         "cell/uninterrupted.py",
-        "shared and any(cell.world.gathered(any(one.found for one in compared)))",
+        "shared and cell.world.any_rank(any(one.found for one in compared))",
         "shared and any(one.found for one in compared)",
     ),
     "controls of losses always true": (
