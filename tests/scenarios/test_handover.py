@@ -37,15 +37,15 @@ def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"handover-rank0.pt", "handover-rank1.pt"}
 
 
-@pytest.mark.parametrize(("losses", "dropped"), [([], False), ([1.0], True)])
+@pytest.mark.parametrize(("scenario", "dropped"), [("save_load", False), ("convert", True)])
 def test_generators_are_dropped_where_another_layout_resumes(
-    tmp_path: Path, losses: list[float], dropped: bool
+    tmp_path: Path, scenario: str, dropped: bool
 ) -> None:
     """A stage that only reads values, as that of crash states does, compares them too."""
-    cell = bare_cell(tmp_path, config(model="short"))
+    cell = bare_cell(tmp_path, config(model="short", scenario=scenario))
     vars(cell)["checkpointer"] = mock.Mock()
     state = {StatePart.random: {("cpu",): 1}, StatePart.model: {}}
-    handover.leave(cell, Story([Checkpoint(7, str(tmp_path), state)], losses), any_layout=True)
+    handover.leave(cell, Story([Checkpoint(7, str(tmp_path), state)]), any_layout=True)
     _, story = handover.take(cell.vary(world_size=2), any_layout=True)
     assert (StatePart.random not in story.checkpoints[0].state) == dropped
 

@@ -72,7 +72,7 @@ def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
         cell.files[checkpoint_id] = KnownFiles(*known, cell.checkpointer)
         cell.checkpointer.note_removed(checkpoint_id, known[1] or ())
     story.exactly = same_layout and story.torch_version == torch.__version__
-    if story.losses and not same_layout:  # a resume under this layout draws other random numbers
+    if not same_layout:  # a resume under this layout draws other random numbers
         story.limits = replace(story.limits, generators=frozenset())
         for state in (*story.states.values(), *(one.state for one in story.checkpoints)):
             state.pop(StatePart.random, None)
