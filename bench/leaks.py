@@ -53,9 +53,8 @@ def main() -> int:
     for isolation in ("warm", "fresh"):
         swept = rows(isolation, [*LEAKS, next(iter(LEAKS))])
         for what, culprit, after in zip(LEAKS, swept, swept[1:], strict=False):
-            is_told = all(
-                rank["left_behind"] for rank in culprit["details"].get("ranks", [{"left_behind": []}])
-            )
+            ranks = culprit["details"].get("ranks", [{}])
+            is_told = all("left_behind" in {one["kind"] for one in rank.get("notes", ())} for rank in ranks)
             like = seen(after) == seen(alone)
             silent += not like and after["status"] == "pass"
             blamed += after["status"] != "pass"

@@ -13,6 +13,7 @@ from conftest import ONE_STEP, PARALLELISMS, Finished, blocks, run, selected, ti
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
+from support.notes import texts
 from support.rows import seen
 
 KNOWN = "fsdp_tp"
@@ -66,7 +67,7 @@ def test_state_is_restored_and_training_continues(matrix: Finished, parallel: st
     assert row["max_abs_diff"] < 1e-6
     assert row["loss_resumed"] == row["loss_continued"] > 0
     assert row["world_size"] == ranks_of(parallel)
-    assert [rank["left_behind"] for rank in row["details"]["ranks"]] == [[]] * ranks_of(parallel)
+    assert [texts(rank, "left_behind") for rank in row["details"]["ranks"]] == [[]] * ranks_of(parallel)
     for column in ("build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s"):
         assert row[column] > 0
     assert row["save_stall_s"] <= row["save_s"]

@@ -8,6 +8,7 @@ import pytest
 from conftest import SMALL, run, tiered
 from support import drivers
 from support.leaks import LEAKS
+from support.notes import texts
 from support.rows import seen
 
 pytestmark = pytest.mark.slow
@@ -53,4 +54,4 @@ def test_the_next_cell_does_not_notice(tmp_path: Path, leaks: str) -> None:
     first, second = map(seen, ended.rows)
     assert first == second
     for row in ended.rows:
-        assert all(rank["left_behind"] for rank in row["details"]["ranks"]), row["cell"]
+        assert all(texts(rank, "left_behind") for rank in row["details"]["ranks"]), row["cell"]

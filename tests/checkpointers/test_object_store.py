@@ -12,6 +12,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.sweep import validity
 from dcpbench.verify.files import digest_files
 from support.alone import alone, config, run_alone
+from support.notes import texts
 from support.s3 import CREDENTIALS, Server, s3_server
 
 pytest.importorskip("s3fs")
@@ -93,7 +94,7 @@ def test_every_check_passes_on_ranks(server: Server, tmp_path: Path) -> None:
     assert row["status"] == "pass", row["reason"]
     assert row["checkpoint_bytes"] > 0
     assert all(row[check] for check in ("checkpoint_whole", "files_equal", "files_unchanged"))
-    assert [rank["left_behind"] for rank in row["details"]["ranks"]] == [[]] * 6
+    assert [texts(rank, "left_behind") for rank in row["details"]["ranks"]] == [[]] * 6
     assert server.objects().keys() == before
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert server.endpoint.encode() in written

@@ -8,6 +8,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from conftest import SMALL, Finished, run
 from dcpbench.checkpointers.nested import of_tensors
+from dcpbench.core.mismatch import Place
 from dcpbench.scenarios.stateful_objects import plain_values
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import compare
@@ -48,10 +49,10 @@ def test_values_are_restored_from_tensors() -> None:
 def test_only_consolidation_losses_are_reported() -> None:
     """The ranks' files, which are read too, contain it."""
     verdict, report = alone(storage="hf_consolidated", scenario="model_only", **{**ONE, "model": "scaled"})
-    found = {(one.check, each.name, each.where) for one in verdict.failed for each in one.mismatches}
+    found = {(one.check, each.name, str(each.where)) for one in verdict.failed for each in one.mismatches}
     where = "in the checkpoint of step 1"
     assert found == {("model_equal", "scale", where), ("files_equal", "model.scale", where)}
-    assert f"{where}, by each rank's files" in report.checks["model_equal"].compared
+    assert Place("checkpoint", 1, ", by each rank's files") in report.checks["model_equal"].compared
 
 
 LISTED = {

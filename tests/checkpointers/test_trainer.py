@@ -17,8 +17,10 @@ from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import NOTHING, CheckReport
+from dcpbench.records.notes import notes_of
 from dcpbench.verify import process_state
 from support.alone import bare_cell, config, world
+from support.notes import why_not
 
 PASS = {"PointsToTheLatest", "Logs", "KeepsOne"}
 FAIL = {
@@ -59,8 +61,7 @@ def row_of(sweep: Finished, name: str, scenario: str = "save_load") -> dict[str,
 
 def left_out(row: dict[str, Any]) -> dict[str, str]:
     """Why the files of checkpoints are not compared, by place, in all stages of a cell."""
-    parts = [part for rank in row["details"]["ranks"] for part in rank["left_out"]]
-    return {part["where"]: part["why"] for part in parts if part["check"] == "files_unchanged"}
+    return {str(note.place): note.text for note in notes_of(row) if note.check == "files_unchanged"}
 
 
 @pytest.mark.slow
@@ -125,7 +126,7 @@ def test_load_of_half_a_checkpoint_says_what_became_of_it(sweep: Finished, missi
 def test_file_that_rank_0_writes_last_is_a_fact(sweep: Finished, late: str) -> None:
     row = row_of(sweep, late)
     assert row["status"] == "pass", row["reason"]
-    late_files = [text for rank in row["details"]["ranks"] for text in rank["late_files"]]
+    late_files = [note.text for note in notes_of(row) if note.kind == "late_files"]
     assert "step-2.index in the checkpoint of step 2: not there when save returned on this rank" in late_files
 
 
@@ -237,4 +238,4 @@ def test_checkpoint_without_files_fails(
         one.name for one in cell.report.checks.get("files_unchanged", CheckReport()).distinct.values()
     ]
     assert reported == ["step-2"] * has_files
-    assert ("files_unchanged" in cell.report.not_applied) is not has_files
+    assert ("files_unchanged" in why_not(cell.report)) is not has_files

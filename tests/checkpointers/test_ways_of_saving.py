@@ -20,6 +20,7 @@ from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StorageConfi
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.verify.process_state import kept_by_dcp
 from support.alone import STAGES_ONCE
+from support.notes import texts
 
 WAYS = (
     "no_collectives",
@@ -195,4 +196,4 @@ def test_stale_stage_is_detected_on_ranks(tmp_path: Path, way: str) -> None:
     assert len(verdicts) == 2, (ended.out, ended.err)
     for (save, fault), status in verdicts.items():
         assert status == ("pass" if fault in (None, "none") else "fail"), (save, fault, ended.out)
-    assert [rank["left_behind"] for row in ended.rows for rank in row["details"]["ranks"]] == [[]] * 4
+    assert [texts(rank, "left_behind") for row in ended.rows for rank in row["details"]["ranks"]] == [[]] * 4

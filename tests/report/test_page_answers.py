@@ -11,7 +11,7 @@ import pytest
 
 from conftest import tiered
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.records.row import Row
 from dcpbench.report.show import write_reports
 from dcpbench.verdict.sentences import check_sentence
@@ -35,7 +35,9 @@ DAY = {
     "target_commit": "5c1aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
     "cell_s": 60.0,
 }
-FOUND = Mismatch("net1.weight", Problem.value, "param", 0.5, {"expected": 1.0, "actual": 1.5}, "in step 4")
+FOUND = Mismatch(
+    "net1.weight", Problem.value, "param", 0.5, {"expected": 1.0, "actual": 1.5}, Place("in step {step}", 4)
+)
 _FITS = """
 const page = document.documentElement.scrollWidth;
 const wide = [];
@@ -300,7 +302,14 @@ def test_checks_say_what_they_prove(show: Callable[..., Browser]) -> None:
 
 
 def test_null_checks_say_why(show: Callable[..., Browser]) -> None:
-    given = {"ranks": [{"rank": 0, "not_applied": {"files_equal": "nothing else reads it"}}]}
+    given = {
+        "ranks": [
+            {
+                "rank": 0,
+                "notes": [{"kind": "left_out", "check": "files_equal", "text": "nothing else reads it"}],
+            }
+        ]
+    }
     rows = [cell("ddp", details=given), cell("fsdp", status="skip", model_equal=None, optim_equal=None)]
     browser = show([*rows, cell("hsdp", status="crash", optim_equal=None)])
 

@@ -9,7 +9,8 @@ import pytest
 
 from conftest import ONE_STEP, run
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import RESUMED, Mismatch, Problem
+from dcpbench.core.mismatch import RESUMED, Mismatch, Place, Problem
+from dcpbench.core.notes import Note
 from dcpbench.core.rank_report import RankReport
 from dcpbench.records.plain_values import plain_report
 from dcpbench.report.page.data import why_null
@@ -24,7 +25,7 @@ STEPS = [
             max_abs_diff=0.5,
             facts={"expected": 1.0, "actual": 1.5},
             sides=RESUMED,
-            where="after the checkpoint of step 4",
+            where=Place("resumed", 4),
         ).plain(),
         "ranks": [0, 1],
     }
@@ -40,7 +41,7 @@ DETAILS: dict[str, Any] = {
         {
             "losses": {"continued": [4.0, 3.0, 2.5, 2.25, 2.125, 2.0625]},
             "resumed": {"4": [2.5, 2.0625]},
-            "not_applied": {"loss_resume_close": "it has one layout"},
+            "notes": [{"kind": "left_out", "check": "loss_resume_close", "text": "it has one layout"}],
         }
     ],
     "phases": {"train": 0.25, "load": 0.5},
@@ -61,9 +62,9 @@ FAILED: dict[str, Any] = {
 
 
 def test_left_out_parts_are_listed_with_their_reasons() -> None:
-    report = RankReport(0, not_applied={"files_equal": "no files"})
-    report.left_out["extra_equal", "loader", ""] = "a DataLoader has no state that can be read"
-    report.left_out["files_unchanged", "", "in the checkpoint of step 2"] = "the save of step 4 removed it"
+    report = RankReport(0, notes=[Note("left_out", "no files", "files_equal")])
+    report.note("unreadable", "DataLoader", "extra_equal", "loader")
+    report.note("left_out", "the save of step 4 removed it", "files_unchanged", place=Place("checkpoint", 2))
     of_old_row = {"not_applied": {"extra_equal of sampler": "a Sampler has no state that can be read"}}
     stored = json.loads(json.dumps({"ranks": [plain_report(report).plain(), of_old_row]}))
     told = dict(why_null({**dict.fromkeys(CHECKS), "status": "pass", "details": stored}))

@@ -10,6 +10,7 @@ import torch
 
 from conftest import tiered
 from dcpbench.cell import steps
+from dcpbench.core.mismatch import Place
 from dcpbench.scenarios import partial_load
 from dcpbench.verify import audit, compare_layouts, perturb, training
 from dcpbench.workloads import build_run, lockstep, twin
@@ -19,15 +20,14 @@ from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import alone, config
+from support.notes import noted
 
 RESTORED = ("model_equal", "optim_equal", "extra_equal")
 
 
 def test_every_piece_of_state_is_compared() -> None:
     _, report = alone(saves=1, optimizer="adamw_groups", model="buffered")
-    compared = {
-        check: set(report.checks[check].compared["in the checkpoint of step 2"]) for check in RESTORED
-    }
+    compared = {check: set(report.checks[check].compared[Place("checkpoint", 2)]) for check in RESTORED}
     parameters = {f"net{number}.{kind}" for number in (1, 2, 3, 4) for kind in ("weight", "bias")}
     assert compared["model_equal"] == parameters | {"seen", "gain"}
     state = {f"state.{name}.{entry}" for name in parameters for entry in ("exp_avg", "exp_avg_sq", "step")}
@@ -35,9 +35,9 @@ def test_every_piece_of_state_is_compared() -> None:
     assert compared["optim_equal"] == state | {f"param_groups.{n}.{key}" for n in (0, 1) for key in keys}
     for name in ("noise.generator", "tensor_object.data", "train_state.step", "scheduler.last_epoch"):
         assert name in compared["extra_equal"]
-    never = set(report.checks["save_harmless"].compared["in the run that saved"])
+    never = set(report.checks["save_harmless"].compared[Place("in the run that saved")])
     assert never >= set.union(*compared.values())
-    uninterrupted = "in the uninterrupted run"
+    uninterrupted = Place("uninterrupted")
     assert set(report.checks["gradient_close"].compared[uninterrupted]) == parameters
     groups = {name for name in compared["optim_equal"] if name.startswith("param_groups.")}
     stepped = set(report.checks["step_equal"].compared[uninterrupted])
@@ -45,7 +45,7 @@ def test_every_piece_of_state_is_compared() -> None:
         name for name in groups if not name.endswith(".params")
     }
     assert report.losses["continued"] == pytest.approx(report.losses["twin"])
-    assert set(report.checks["loss_resume_equal"].compared["after the checkpoint of step 2"]) == {
+    assert set(report.checks["loss_resume_equal"].compared[Place("resumed", 2)]) == {
         "loss of step 3",
         "loss of step 4",
     }
@@ -114,8 +114,8 @@ def test_hooks_are_compared_after_the_first_resumed_step(monkeypatch: pytest.Mon
     verdict, report = alone(saves=1, **lazy)
     assert verdict.status == "pass", verdict.reason
     compared = report.checks["flags_equal"].compared
-    assert "hooks.model" not in compared["in the checkpoint of step 2"]
-    assert "hooks.model" in compared["after the checkpoint of step 2, resumed"]
+    assert "hooks.model" not in compared[Place("checkpoint", 2)]
+    assert "hooks.model" in compared[Place("resumed", 2, ", resumed")]
     honest = steps.load
 
     def load(cell: Any, target: OwnRun, *others: Any, **options: Any) -> None:
@@ -174,7 +174,7 @@ def test_wrong_training_does_not_blame_the_resume(
     assert (verdict.status, verdict.resume, verdict.training) == ("fail", True, False), verdict.reason
     assert [one.check for one in verdict.failed] == [check]
     first = next(iter(report.checks[check].distinct.values()))
-    assert (first.name, first.where) == (name, "in the uninterrupted run")
+    assert (first.name, first.where) == (name, Place("uninterrupted"))
     assert str(verdict.reason).startswith(f"the resume is correct; training: {check}: rank 0: {name} ")
 
 
@@ -196,7 +196,7 @@ def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.
     monkeypatch.setattr(twin, "step_tolerances", tolerances)
     verdict, report = alone(saves=1, model=model)
     assert verdict.status == "pass", verdict.reason
-    assert report.bounds["step_bound"] == "measured"
+    assert noted(report, "column")["step_bound"] == "measured"
     assert measured
     assert all(measured)
 
@@ -276,7 +276,7 @@ def test_load_that_restores_nothing_fails_every_check(
     for check in RESTORED:
         seen = report.checks[check]
         names = {finding.name for finding in seen.distinct.values()}
-        assert names >= set(seen.compared["in the checkpoint of step 2"]) - {"param_groups.0.params"}
+        assert names >= set(seen.compared[Place("checkpoint", 2)]) - {"param_groups.0.params"}
     assert {one.check for one in verdict.failed} >= {*RESTORED, "loss_resume_equal", "state_resume_equal"}
 
 

@@ -16,7 +16,7 @@ from dcpbench.cell.cell import Uploads
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.core.metrics import PHASE_S, MetricSpec
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify import snapshot
@@ -125,9 +125,9 @@ def test_check_report_has_names_and_places(tmp_path: Path) -> None:
     cell.record("model_equal", Compared.of(wrong, wrong, {"weight": True, "bias": False}), "here")
     cell.record("model_equal", Compared.of([], wrong, ["more"]), "here")
     report = cell.report.checks["model_equal"]
-    assert report.control == {"here": {"weight": True, "more": False}}
-    assert report.compared == {"here": {"weight": True, "bias": False, "more": True}}
-    assert [(one.name, one.where) for one in report.distinct.values()] == [("weight", "here")]
+    assert report.control == {Place("here"): {"weight": True, "more": False}}
+    assert report.compared == {Place("here"): {"weight": True, "bias": False, "more": True}}
+    assert [(one.name, one.where) for one in report.distinct.values()] == [("weight", Place("here"))]
 
 
 @pytest.mark.parametrize("fired", [(True, True), (True, False), (False, True), (False, False)])
@@ -136,7 +136,7 @@ def test_missed_control_stays_missed_at_its_place(fired: tuple[bool, bool], tmp_
     for did in fired:
         names = {"weight": True, "bias": True}
         cell.record("model_equal", Compared([], names, {"weight": did, "bias": True}), "here")
-    assert cell.report.checks["model_equal"].control == {"here": {"weight": all(fired), "bias": True}}
+    assert cell.report.checks["model_equal"].control == {Place("here"): {"weight": all(fired), "bias": True}}
 
 
 MEASURED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
@@ -188,7 +188,7 @@ def test_large_model_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 100)
     ran = run_alone(**SMALL)
     assert ran.verdict.status == "pass", ran.verdict.reason
-    assert not [where for where in ran.reports[0].checks["model_equal"].compared if "again" in where]
+    assert not [where for where in ran.reports[0].checks["model_equal"].compared if "again" in str(where)]
 
 
 def test_shared_memory_is_found_across_the_state(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_other_ranks_audit_and_remove_nothing(monkeypatch: pytest.MonkeyPatch) -
     ran = run_alone(**SMALL, seen_by=world(1, 2))
     (report,) = ran.reports
     audited = report.checks["checkpoint_whole"]
-    assert audited.compared == {f"in the checkpoint of step {step}": {} for step in (1, 2)}
+    assert audited.compared == {Place("checkpoint", step): {} for step in (1, 2)}
     assert not any(audited.control.values())
     assert ran.left == ["again-step-0002", "step-0001", "step-0002"]
 

@@ -24,7 +24,7 @@ from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core import defects
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.snapshot import Leaves
@@ -36,6 +36,7 @@ from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Limits, Run
 from dcpbench.workloads.run_state import live_state
 from support.alone import alone, bare_cell, config, group_of_one, run_alone, world
+from support.notes import noted, why_not
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
 ONCE: dict[str, Any] = {**SMALL, "saves": 1}
@@ -71,7 +72,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
     verdict, report = alone(**ONCE)
     found = {(one.name, one.problem, one.by) for one in report.checks["gradient_close"].distinct.values()}
     assert found == {
-        ("net1.weight", Problem.only_parallel, "unfrozen"),
+        ("net1.weight", Problem.only_parallel, None),
         ("net1.bias", Problem.far, None),
         ("net2.weight", Problem.far, "mine"),
         ("net2.bias", Problem.far, None),
@@ -98,7 +99,7 @@ def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert {(one.name, one.problem) for one in seen.distinct.values()} == {
         (text_of(missing), Problem.only_twin)
     }
-    assert text_of(missing) not in seen.compared["in the uninterrupted run"]
+    assert text_of(missing) not in seen.compared[Place("uninterrupted")]
 
 
 def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,16 +166,16 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
         (tmp_path / name / "file").write_text(name)
         checkpointer = DcpCheckpointer(tmp_path, cell.config, cell.world)
         place = str(tmp_path / name)
-        cell.files[place] = KnownFiles(name, checkpointer.digests(place), checkpointer)
+        cell.files[place] = KnownFiles(Place(name), checkpointer.digests(place), checkpointer)
         (tmp_path / name / "file").write_text("something else")
     checkpoint_files.verify_files(cell)
     report = cell.report.checks["files_unchanged"]
     names = {"file", "a file that went", "a file that came"}
     assert {where: set(seen) for where, seen in report.compared.items()} == {
-        where: set() if rank else names for where in ("one", "other")
+        where: set() if rank else names for where in (Place("one"), Place("other"))
     }
     found = [(one.name, one.where) for one in report.distinct.values()]
-    assert found == ([] if rank else [("file", "one"), ("file", "other")])
+    assert found == ([] if rank else [("file", Place("one")), ("file", Place("other"))])
 
 
 def test_each_plugin_gives_its_defects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +187,7 @@ def test_each_plugin_gives_its_defects(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_value_in_no_state_dict_is_told_after_a_resume() -> None:
     workload = WorkloadConfig("support.forgotten.build", options={"where": "attribute"})
     (report,) = run_alone(workload=workload, train_steps=1, resume_steps=1, saves=1).reports
-    assert report.in_no_state_dict == {"model.0.calls": "2, resumed 1"}
+    assert noted(report, "in_no_state_dict") == {"model.0.calls": "2, resumed 1"}
 
 
 @pytest.mark.parametrize("comes", [False, True])
@@ -238,7 +239,7 @@ def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.Mo
     _, report = alone(**ONCE)
     for check in ("model_equal", "extra_equal"):
         found = report.checks[check].distinct.values()
-        assert "in the checkpoint of step 1" in {one.where for one in found}, "at once"
+        assert Place("checkpoint", 1) in {one.where for one in found}, "at once"
 
 
 @pytest.mark.parametrize("checkpointer", ["dcp", "torch_save"])
@@ -276,7 +277,7 @@ def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     found = saved.compare(saved.state[StatePart.model], live, None)
     assert found == []
     steps.load(cell, build(cell.config, cell.world, 1), saved)
-    compared = cell.report.checks["side_effect_free"].compared["after the load of step 1"]
+    compared = cell.report.checks["side_effect_free"].compared[Place("loaded", 1)]
     assert "net1.weight" in compared, "a load into another run may not"
 
 
@@ -296,9 +297,9 @@ def test_drawing_run_is_bound_to_its_layout(
     cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
     run = build_twin(cell.config, cell.world, 0)
     run.random.drawn, run.sizes = {"cpu"} if draws else set(), sizes
-    assert checks._layout_matters(cell, run, Limits(), "") is (why is not None)
+    assert checks._layout_matters(cell, run, Limits(), Place("")) is (why is not None)
     text = f"the model draws random numbers in training, and {why}"
-    assert cell.report.not_applied == ({"loss_resume_close": text} if why else {})
+    assert why_not(cell.report) == ({"loss_resume_close": text} if why else {})
 
 
 @pytest.mark.parametrize(("parallel", "sees"), [("none", False), ("fsdp2", True)])
@@ -320,12 +321,12 @@ def test_twin_without_room_is_not_built(free: int, monkeypatch: pytest.MonkeyPat
     verdict, report = alone(**SMALL)
     estimated = {one.value for one in report.measurements if one.metric == "twin_bytes"}
     monkeypatch.setattr(build_run.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    assert alone(**SMALL)[1].not_applied == report.not_applied
+    assert why_not(alone(**SMALL)[1]) == why_not(report)
     monkeypatch.setattr(build_run, "_LARGE_BYTES", 0)
     verdict, report = alone(**SMALL)
     why = "an unsharded copy of the model on each rank takes about 0.0 GiB, and 0.0 GiB are free"
     of_twin = set[str]() if free else {"gradient_close", "step_equal", "batch_loss_close"}
-    assert {check for check, reason in report.not_applied.items() if reason == why} == of_twin
+    assert {check for check, reason in why_not(report).items() if reason == why} == of_twin
     assert (verdict.status, bool({"twin"} & report.losses.keys())) == ("pass", bool(free))
     sizes = [value.numel() for value in build(config(**SMALL), world(), 0).model.parameters()]
     assert estimated == {sum(sizes) * (4 * 4 + 16)}
@@ -406,7 +407,7 @@ def test_a_load_of_a_resumed_run_is_compared_with_no_other_run() -> None:
     """The run that was saved again is the one that it is loaded into."""
     _, report = alone(**SMALL | {"train_steps": 2, "saves": 1})
     places = report.checks["side_effect_free"].compared
-    first, again = (set(places[f"after the load of step {step}"]) for step in (2, 3))
+    first, again = (set(places[Place("loaded", step)]) for step in (2, 3))
     assert "net1.weight" in first
     assert "process.grad_mode" in again
     assert "net1.weight" not in again
@@ -418,6 +419,8 @@ def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_p
     cell = bare_cell(tmp_path, config(**ONCE))
     run = build_twin(cell.config, cell.world, 0)
     run.limits = Limits(why_layout_bound=own)
-    assert checks._layout_matters(cell, run, Limits(why_layout_bound=before), "") is bool(own or before)
+    assert checks._layout_matters(cell, run, Limits(why_layout_bound=before), Place("")) is bool(
+        own or before
+    )
     told = own or before
-    assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})
+    assert why_not(cell.report) == ({"loss_resume_close": told} if told else {})

@@ -58,7 +58,7 @@ def test_converted_file_and_checkpoint_are_equal() -> None:
     with group_of_one() as group:
         ran = run_alone(**ONE, seen_by=world(group=group))
     assert ran.verdict.status == "pass", ran.verdict.reason
-    compared = {where for check in ran.reports[0].checks.values() for where in check.compared}
+    compared = {str(where) for check in ran.reports[0].checks.values() for where in check.compared}
     assert {f"in the checkpoint of step 1{how}" for how in (READ, BROADCAST, BACK)} <= compared
 
 
@@ -68,5 +68,5 @@ def test_wrong_conversion_is_reported_both_ways(defect: str, monkeypatch: pytest
     monkeypatch.setattr(formats, "dcp_to_torch_save", in_file(change))
     verdict, _ = alone(**ONE)
     assert verdict.status == "fail"
-    seen = {one.check: {each.where for each in one.mismatches} for one in verdict.failed}
+    seen = {one.check: {str(each.where) for each in one.mismatches} for one in verdict.failed}
     assert seen[check] == {f"in the checkpoint of step 1{how}" for how in (READ, BACK)}

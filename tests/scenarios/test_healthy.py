@@ -3,6 +3,7 @@
 import pytest
 
 from conftest import Finished, blocks, cells_of, run, selected, tiered
+from support.notes import why_not
 
 pytestmark = pytest.mark.slow
 
@@ -56,4 +57,4 @@ def test_drawing_model_may_have_a_twin(healthy: Finished, parallel: str) -> None
     why = "the model draws random numbers in training, and the twin draws others"
     told = {} if held else dict.fromkeys(TWIN, why)
     for rank in row["details"]["ranks"]:
-        assert {name: one for name, one in rank["not_applied"].items() if name in TWIN} == told
+        assert {name: one for name, one in why_not(rank).items() if name in TWIN} == told

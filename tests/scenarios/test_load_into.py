@@ -6,12 +6,13 @@ import pytest
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.core.mismatch import Place
 from support.alone import bare_cell, config, run_alone
 
 pytestmark = pytest.mark.cell
 
 SMALL = {"model": "short", "saves": 1, "train_steps": 2, "resume_steps": 1}
-HERE = "after the load of step 2"
+HERE = Place("loaded", 2)
 
 
 @pytest.mark.parametrize("into", ["gradients", "never_stepped"])

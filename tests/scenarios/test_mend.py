@@ -13,7 +13,7 @@ from dcpbench.cell import checks
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import mend
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of
 from dcpbench.verify.compare import compare
@@ -24,6 +24,7 @@ from dcpbench.workloads.run import NO_LIMITS
 from dcpbench.workloads.run_state import State, live_state, retained_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, run_alone
+from support.notes import why_not
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
@@ -56,7 +57,7 @@ def wrongly_loaded(
     checkpoint = Checkpoint(2, "", state)
     for part, leaves in live_state(target).items():
         found = [replace(one, by=by(one.name)) for one in compare(state[part], leaves)]
-        cell.record(CHECK_OF[part], Compared(found, {}, {}), str(checkpoint))
+        cell.record(CHECK_OF[part], Compared(found, {}, {}), checkpoint.place)
     return target, checkpoint
 
 
@@ -90,7 +91,7 @@ def test_unexplained_values_stay(tmp_path: Path) -> None:
     target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine" if name in explained else None)
     before = wrong(checkpoint, target)
     again = Mismatch("net2.bias", Problem.differs)
-    cell.record("model_equal", Compared([again], {}, {}), str(checkpoint))
+    cell.record("model_equal", Compared([again], {}, {}), checkpoint.place)
     assert mend(cell, target, checkpoint) is None
     assert wrong(checkpoint, target) == before - {"net1.weight"}
 
@@ -112,7 +113,7 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
     found = [one for one in compare(state, live) if one.problem == "missing"]
     assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= {one.name for one in found}
     explained = [replace(one, by="mine") for one in found]
-    cell.record("optim_equal", Compared(explained, {}, {}), str(checkpoint))
+    cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
     assert mend(cell, target, checkpoint) is None
     for name, parameter in named_parameters(target.model).items():
         entries = target.optimizer.state[parameter]
@@ -132,7 +133,7 @@ def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
     found = compare(checkpoint.state[StatePart.optimizer], live_state(target)[StatePart.optimizer])
     assert {one.problem for one in found} == {Problem.dtype}
     explained = [replace(one, by="mine") for one in found]
-    cell.record("optim_equal", Compared(explained, {}, {}), str(checkpoint))
+    cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
     assert mend(cell, target, checkpoint) is None
     assert wrong(checkpoint, target) == set()
 
@@ -169,7 +170,7 @@ def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, t
     checkpoint = Checkpoint(2, "", retained_state(run))
     run.model.counter.value = loaded
     found = compare(checkpoint.state[StatePart.model], live_state(run)[StatePart.model])
-    cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), str(checkpoint))
+    cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), checkpoint.place)
     assert mend(cell, run, checkpoint) is None
     assert wrong(checkpoint, run) == set()
     assert type(run.model.counter.value) is type(saved)
@@ -201,7 +202,7 @@ def test_resume_is_not_applied_where_nothing_can_be_set(monkeypatch: pytest.Monk
     ran = run_alone(**SMALL)
     for check in ("loss_resume_equal", "state_resume_equal"):
         assert ran.verdict.checks[check] is None
-        assert ran.reports[0].not_applied[check] == "net1.weight was not restored"
+        assert why_not(ran.reports[0])[check] == "net1.weight was not restored"
     assert ran.verdict.checks["model_equal"] is True
 
 
@@ -222,10 +223,10 @@ def test_known_failure_lists_causes_alone(chosen: dict[str, str], failed: set[st
 
 
 def test_losses_after_wrong_gradients_are_not_compared(tmp_path: Path) -> None:
-    cell, where = bare_cell(tmp_path, config(**SMALL)), "after the checkpoint of step 2"
+    cell, where = bare_cell(tmp_path, config(**SMALL)), Place("resumed", 2)
     run = build(cell.config, cell.world, 0)
     known = Mismatch("net1.weight", Problem.far, by="mine")
     cell.record("gradient_close", Compared([known], {}, {}), where)
-    assert not checks._layout_matters(cell, run, NO_LIMITS, "after the checkpoint of step 1")
+    assert not checks._layout_matters(cell, run, NO_LIMITS, Place("resumed", 1))
     assert checks._layout_matters(cell, run, NO_LIMITS, where)
-    assert cell.report.not_applied["loss_resume_close"] == "the gradients of these steps are wrong (mine)"
+    assert why_not(cell.report)["loss_resume_close"] == "the gradients of these steps are wrong (mine)"

@@ -16,6 +16,7 @@ from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.core.mismatch import Place
 from dcpbench.core.rank_report import CheckReport, Skip
 from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects, sub_groups
 from dcpbench.verify.compare import compare
@@ -152,7 +153,7 @@ def test_save_without_cpu_backend_is_refused() -> None:
     assert ran.verdict.status == "pass", ran.verdict.reason
     (report,) = ran.reports
     places = {
-        (check, where): set(names)
+        (check, str(where)): set(names)
         for check, seen in report.checks.items()
         for where, names in seen.compared.items()
     }
@@ -193,9 +194,9 @@ def test_fine_tuned_checkpoint_has_trained_keys_only(tmp_path: Path) -> None:
 
     def found(keys: set[str]) -> list[str]:
         cell = bare_cell(tmp_path, tuning.config)
-        fine_tune._verify_keys(cell, run, keys, "here")
+        fine_tune._verify_keys(cell, run, keys, Place("here"))
         report = cell.report.checks["contract_held"]
-        assert report.control == {"here": dict.fromkeys(names, True)}
+        assert report.control == {Place("here"): dict.fromkeys(names, True)}
         return names_in(report)
 
     assert found(trained) == []

@@ -12,13 +12,13 @@ import pytest
 from dcpbench.cell.contract import Unsaveable, verify_refused, verify_refused_beside
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.verify.audit import Entry, Manifest
 from support.alone import Ran, bare_cell, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell
 
-WHERE = "of a save that cannot be written, beside another"
+WHERE = Place("save_beside")
 
 
 def overlapping(defect: AbstractContextManager[Any], **values: Any) -> Ran:
@@ -114,4 +114,4 @@ def test_control_of_a_refusal_must_be_accepted(
     cell = bare_cell(tmp_path)
     verify_refused(cell, KeyError, "absent", call(refused), call(accepted))
     report = cell.report.checks["contract_held"]
-    assert (report.count, report.control) == (found, {"of the save": {"refusal": fired}})
+    assert (report.count, report.control) == (found, {Place("of the save"): {"refusal": fired}})

@@ -8,6 +8,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.workloads.run import Run
 from support.alone import run_alone
+from support.notes import why_not
 
 
 def test_controls_differ_from_saved_values() -> None:
@@ -21,7 +22,7 @@ def test_controls_differ_from_saved_values() -> None:
 def test_moved_parameters_leave_no_twin(options: dict[str, object], applies: bool) -> None:
     ran = run_alone(workload=WorkloadConfig("support.set_once.perturbed_step", options=options))
     assert ran.verdict.status == "pass"
-    why = ran.reports[0].not_applied.get("gradient_close", "")
+    why = why_not(ran.reports[0]).get("gradient_close", "")
     assert why.startswith("step moves parameters between two backward passes") is not applies
     assert ran.verdict.checks["gradient_close"] is (True if applies else None)
 
@@ -46,7 +47,7 @@ def test_checkpoint_that_cannot_be_judged_hides_no_other(monkeypatch: pytest.Mon
     monkeypatch.setattr(checks, "mend", mended)
     ran = run_alone(model="short", saves=2, train_steps=1, resume_steps=1)
     assert ran.verdict.checks["loss_resume_equal"] is True
-    left_out = (part for report in ran.reports for part in report.left_out)
-    places = {where for check, _, where in left_out if check == "loss_resume_equal"}
+    notes = (note for report in ran.reports for note in report.notes)
+    places = {str(note.place) for note in notes if note.check == "loss_resume_equal"}
     assert any(where.startswith("after the checkpoint of step 1") for where in places)
     assert not any("step 2" in where for where in places)

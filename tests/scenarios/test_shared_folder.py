@@ -46,7 +46,7 @@ def wait(folder: Path, hosts: Sequence[str], late: Late, limit_s: float = 60.0) 
             answer: Any = wait_until_seen(cell, folder, "here")
         except UnseenFileError as error:
             answer = str(error)
-    return answer, cell.report.late_files, looks
+    return answer, cell.report.texts("late_files"), looks
 
 
 def wait_on_one(folder: Path) -> Any:

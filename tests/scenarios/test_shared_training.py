@@ -30,6 +30,7 @@ from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.world import World, new_group
 from support.alone import Ran, config, run_alone, world
 from support.gloo_ranks import Ask
+from support.notes import noted, texts
 
 pytestmark = pytest.mark.cell
 
@@ -45,7 +46,7 @@ def training(report: RankReport) -> dict[str, Any]:
     """What a report says of training: names and controls of each check, losses, bounds, metrics."""
     made = {check: vars(report.checks[check]) for check in CHECKS if check in report.checks}
     metrics = [one for one in report.measurements if one.metric in ("twin_bytes", "gradient_bound_used")]
-    return {"checks": made, "losses": report.losses, "bounds": report.bounds, "metrics": metrics}
+    return {"checks": made, "losses": report.losses, "bounds": noted(report, "column"), "metrics": metrics}
 
 
 def test_cells_that_save_otherwise_share_the_training() -> None:
@@ -60,7 +61,7 @@ def test_cells_that_save_otherwise_share_the_training() -> None:
         assert training(report) == training(first.reports[0])
         assert later.verdict.checks == first.verdict.checks
         assert later.announced.count("train") < first.announced.count("train")
-    assert not report.left_behind
+    assert not report.texts("left_behind")
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -82,7 +83,7 @@ def test_other_cells_train_themselves(name: str) -> None:
         cell_in(here)
         (report,) = cell_in(here, **values).reports
         assert report.training_from is None
-        assert not report.left_behind, "it was not even compared with the kept run"
+        assert not report.texts("left_behind"), "it was not even compared with the kept run"
     assert config(**{**SMALL, **values}).training_digest != config(**SMALL).training_digest
 
 
@@ -151,7 +152,7 @@ def test_wrong_kept_run_judges_no_cell(
     assert second.verdict.status == "pass", second.verdict.reason
     assert report.training_from is None
     assert training(report) == training(first.reports[0])
-    (told,) = report.left_behind
+    (told,) = report.texts("left_behind")
     assert told.startswith("the run that never saves of cell has another ")
     assert here.kept is None, "no later cell gets it"
     (third,) = cell_in(here).reports
@@ -211,7 +212,7 @@ def test_harmful_save_is_judged_by_a_run_of_its_own() -> None:
     assert report.training_from is None
     assert "save_harmless" in {one.check for one in ran.verdict.failed}
     assert ran.verdict.checks["gradient_close"] is True
-    assert report.left_behind == [], "both runs that never save are equal"
+    assert report.texts("left_behind") == [], "both runs that never save are equal"
     assert here.kept is kept
 
 
@@ -281,7 +282,7 @@ def test_ranks_decide_together(ask: Ask, wrong: str, sources: list[str | None]) 
     cells = [parallel(name, save) for save in ("sync", "async", "sync")]
     reports = ask(on_ranks, cells, wrong, 2)
     assert [[one.training_from for one in of_rank] for of_rank in reports] == [sources] * 4
-    left = [[bool(one.left_behind) for one in of_rank] for of_rank in reports]
+    left = [[bool(one.texts("left_behind")) for one in of_rank] for of_rank in reports]
     assert left == [[False, wrong == "damaged" and rank == 2, False] for rank in range(4)]
     for number in range(3):
         found = sum(of_rank[number].checks["gradient_close"].count for of_rank in reports)
@@ -301,4 +302,4 @@ def test_rows_of_a_sweep_name_the_run(tmp_path: Path) -> None:
         assert other["training"] is True
         assert {check: one[check] for check in CHECKS} == {check: other[check] for check in CHECKS}
         assert one["loss_twin"] == other["loss_twin"]
-        assert not any(rank["left_behind"] for rank in other["details"]["ranks"])
+        assert not any(texts(rank, "left_behind") for rank in other["details"]["ranks"])

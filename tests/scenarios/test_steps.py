@@ -17,7 +17,7 @@ import torch
 from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.state import Name, StatePart
 from dcpbench.verify import compare_layouts, plain_read
@@ -30,6 +30,7 @@ from dcpbench.workloads.run_state import State
 from dcpbench.workloads.world import World
 from support import own_trainer
 from support.alone import bare_cell, config
+from support.notes import why_not
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
 NAMES = ("first", "middle", "last")
@@ -59,7 +60,7 @@ def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
     assert reference.stepped.keys() >= {2, 3}, "a step after each save"
     assert reference.limits.why_layout_bound == reference.trained.limits.why_no_twin is not None
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
-    assert cell.report.not_applied.keys() == unreadable
+    assert why_not(cell.report).keys() == unreadable
     assert cell.report.checks.keys() == {"side_effect_free"}, "an unreadable checkpoint is not audited"
 
 
@@ -79,7 +80,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
         steps.decide_state(cell, reference, checkpoints)
     assert own == [{StatePart.model: {}, **({StatePart.random: leaves(*needed)} if needed else {})}] * 6
     assert reference.trained.limits.generators == frozenset(needed)
-    assert ("random_equal" in cell.report.not_applied) is not bool(needed)
+    assert ("random_equal" in why_not(cell.report)) is not bool(needed)
 
 
 def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_files_that_nothing_else_reads_say_so(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     with mock.patch.object(type(cell.checkpointer), "stored", return_value={}):
         steps.finish(cell, steps.save(cell, build(cell.config, cell.world, 0)))
-    assert cell.report.not_applied == {"files_equal": "nothing else reads files of this format"}
+    assert why_not(cell.report) == {"files_equal": "nothing else reads files of this format"}
     assert "files_equal" not in cell.report.checks
 
 
@@ -211,7 +212,7 @@ def test_control_of_disagreeing_ranks_is_run(
     handover.leave(cell, steps.Story([saved]), any_layout=True)
     assert given[1].keys() == {("lr",)}
     assert given[1]["lr",] != 0.1
-    assert cell.report.checks["optim_equal"].control == {str(saved): {"lr": seen}}
+    assert cell.report.checks["optim_equal"].control == {saved.place: {"lr": seen}}
 
 
 @pytest.mark.parametrize("same_layout", [True, False])
@@ -242,7 +243,7 @@ def test_disagreeing_ranks_are_reported(
     handed_over(cell)
     assert cell.report.checks.keys() == {"extra_equal"}
     seen = cell.report.checks["extra_equal"]
-    told = {f"in the checkpoint of step {step}": dict.fromkeys(differing, True) for step in range(3)}
+    told = {Place("checkpoint", step): dict.fromkeys(differing, True) for step in range(3)}
     assert (seen.compared, seen.control) == (told, told)
     found = {(one.name, one.where, one.problem) for one in seen.distinct.values()}
     assert found == {(name, where, Problem.ranks_disagree) for name in differing for where in told}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.mismatch import NOWHERE, Mismatch, Place, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import Failed, RankEnd, StageEnd
 
@@ -36,15 +36,15 @@ def on(rank: int) -> RankEnd:
 
 
 def reports(ranks: int = 2) -> list[RankReport]:
-    return [RankReport(rank, {check: seen_at("") for check in CHECKS}) for rank in range(ranks)]
+    return [RankReport(rank, {check: seen_at(NOWHERE) for check in CHECKS}) for rank in range(ranks)]
 
 
-def seen_at(*places: str) -> CheckReport:
+def seen_at(*places: Place) -> CheckReport:
     """A check of one name at these places, each with its control."""
     return CheckReport(
         compared={where: {"w": True} for where in places}, control={where: {"w": True} for where in places}
     )
 
 
-def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Mismatch:
+def finding(name: str, text: str, distance: float | None = None, where: Place = NOWHERE) -> Mismatch:
     return Mismatch(name, Problem.contract, None, distance, {"text": text}, where)

@@ -133,7 +133,7 @@ def absent_key(step: int) -> Places:
 def places_of(report: RankReport) -> Places:
     """The names compared on this rank."""
     return {
-        (check, where): set(names)
+        (check, str(where)): set(names)
         for check, seen in report.checks.items()
         for where, names in seen.compared.items()
     }

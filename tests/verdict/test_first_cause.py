@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.notes import Note
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import Failed, HostUsed, RankEnd, StageEnd
 from dcpbench.verdict.first_cause import Stop, stop_of
@@ -151,7 +152,7 @@ def test_only_ranks_in_the_limits_phase_are_late() -> None:
 def test_only_clean_ranks_are_reused() -> None:
     clean = reported([RankReport(0), RankReport(1)])
     assert clean.is_clean
-    assert not reported([RankReport(0), RankReport(1, left_behind=["a thread"])]).is_clean
+    assert not reported([RankReport(0), RankReport(1, notes=[Note("left_behind", "a thread")])]).is_clean
     assert not StageEnd((*clean.ranks, on(2)), ("load", 1.0)).is_clean
     assert not StageEnd(not_run="no").is_clean
     assert not StageEnd(skip="no").is_clean

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dcpbench.analysis.causes import short_reason
-from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.mismatch import Mismatch, Place, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.sweep.known_failures import check_entry
@@ -110,7 +110,12 @@ def test_unlisted_mismatch_comes_first() -> None:
 
 def differing(**about: object) -> Mismatch:
     """Return a mismatch with every property that an entry can require."""
-    given = {"name": "state.w.exp_avg", "problem": Problem.differs, "by": "sliced", "where": "at step 2"}
+    given = {
+        "name": "state.w.exp_avg",
+        "problem": Problem.differs,
+        "by": "sliced",
+        "where": Place("restarted", 2),
+    }
     share = about.pop("share", 0.5)
     facts = dict.fromkeys(("index", "expected", "expected_bits", "actual", "actual_bits"), "0")
     facts |= {"differing": 1, "elements": 1} | ({} if share is None else {"share": share})
@@ -122,7 +127,7 @@ CLOSELY = KnownFailure(
     torch=">=2",
     checks={
         "optim_equal": [
-            KnownMismatch(r"state\.w\..*", ["differs"], by="sliced", within=1.0, where=r"at step \d")
+            KnownMismatch(r"state\.w\..*", ["differs"], by="sliced", within=1.0, moments=["restarted"])
         ]
     },
     reason="a test",
@@ -141,7 +146,8 @@ CLOSELY = KnownFailure(
         ({"share": 1.5}, "fail"),
         ({"share": None}, "fail"),
         ({"share": math.nan}, "fail"),
-        ({"where": "after the restart"}, "fail"),
+        ({"where": Place("resumed", 2)}, "fail"),
+        ({"where": Place("restarted", 2, ", saved again")}, "fail"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 3])

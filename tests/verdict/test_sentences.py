@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dcpbench.analysis.causes import short_reason
-from dcpbench.core.mismatch import RESUMED, TWIN, Gap, GapKind, LimitReached, Mismatch, Problem, Sides
+from dcpbench.core.mismatch import RESUMED, TWIN, Gap, GapKind, LimitReached, Mismatch, Place, Problem, Sides
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.sentences import describe
 from dcpbench.verdict.judge import failed_check
@@ -159,6 +159,6 @@ def test_odd_sides_do_not_break_a_sentence(sides: Any) -> None:
 
 @pytest.mark.parametrize(("count", "others"), [(1, ""), (2, " (and 1 more)")])
 def test_first_gap_is_told_and_others_are_counted(count: int, others: str) -> None:
-    gaps = [Gap(GapKind.no_control, f"in the checkpoint of step {step}") for step in range(count)]
+    gaps = [Gap(GapKind.no_control, Place("checkpoint", step)) for step in range(count)]
     first = "model_equal: no control ran in the checkpoint of step 0"
     assert gap_sentence("model_equal", gaps) == first + others

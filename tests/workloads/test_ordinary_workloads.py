@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from conftest import Finished, blocks, cells_of, run, selected, tiered
+from support.notes import why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
 
@@ -312,7 +313,7 @@ def test_resume_without_the_saved_values_is_not_applied(sweep: Finished, block: 
     assert large
     for row in large:
         assert row["loss_resume_equal"] is row["loss_resume_close"] is row["state_resume_equal"] is None
-        reasons = {one["not_applied"].get("state_resume_equal") for one in row["details"]["ranks"]}
+        reasons = {why_not(one).get("state_resume_equal") for one in row["details"]["ranks"]}
         known = "(buffers_of_some_rank), and its saved value cannot be set"
         assert any(str(reason).endswith(known) for reason in reasons), reasons
 
@@ -324,5 +325,5 @@ def test_late_gradients_leave_the_resume_out(sweep: Finished, block: str) -> Non
     for row in late:
         assert (row["model_equal"], row["optim_equal"], row["extra_equal"]) == (True, True, True)
         assert row["loss_resume_equal"] is row["state_resume_equal"] is None
-        reasons = [one["not_applied"].get("state_resume_equal", "") for one in row["details"]["ranks"]]
+        reasons = [why_not(one).get("state_resume_equal", "") for one in row["details"]["ranks"]]
         assert reasons[-1].endswith("(docs/findings/second-derivatives-fsdp2.md)")

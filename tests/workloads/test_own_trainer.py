@@ -22,6 +22,7 @@ from dcpbench.workloads.own_trainer import TrainerRun
 from support import own_optimizers
 from support import own_trainer as trainers
 from support.alone import config, group_of_one, run_alone, world
+from support.notes import noted, why_not
 
 NOT_MADE = {
     "checkpoint_whole": "only the trainer can read its files",
@@ -60,9 +61,9 @@ def test_complete_trainer_passes_and_explains_nulls() -> None:
     }
     assert held == restored | after
     (rank,) = verdict.details["ranks"]
-    assert rank["not_applied"].keys() == NOT_MADE.keys()
+    assert why_not(rank).keys() == NOT_MADE.keys()
     for check, why in NOT_MADE.items():
-        assert rank["not_applied"][check].startswith(why)
+        assert why_not(rank)[check].startswith(why)
     compared = verdict.details["checks"]
     loaded = "in the checkpoint of step 4"
     ended = "after the checkpoint of step 4"
@@ -140,7 +141,7 @@ def test_correct_trainer_passes(trainer: type) -> None:
 def test_forgotten_generators_are_told_and_fail_nothing() -> None:
     alone, needed = judged(trainers.DrawsInVain), judged(trainers.ForgetsTheGenerators)
     assert (alone.status, alone.checks["random_equal"]) == ("pass", None), alone.reason
-    told = [one.details["ranks"][0]["not_applied"]["random_equal"] for one in (alone, needed)]
+    told = [why_not(one.details["ranks"][0])["random_equal"] for one in (alone, needed)]
     drawn = "cpu: drawn from and not restored"
     assert told == [f"{drawn}; no step of the window depended on it", drawn]
 
@@ -180,24 +181,24 @@ def test_values_of_modules_are_listed_and_fail_nothing() -> None:
     alone, beside = judged(trainers.CountsInAModule), judged(trainers.CountsAndForgets)
     assert (alone.status, beside.status) == ("pass", "fail"), alone.reason
     for verdict in alone, beside:
-        assert verdict.details["ranks"][0]["in_no_state_dict"]["model.0.calls"] == "5, resumed 1"
+        assert noted(verdict.details["ranks"][0], "in_no_state_dict")["model.0.calls"] == "5, resumed 1"
 
 
 @pytest.mark.cell
 def test_value_that_is_lost_in_an_object_is_shown_with_a_pass() -> None:
     verdict = judged(trainers.MeasuresItsBest)
     assert verdict.status == "pass", verdict.reason
-    assert verdict.details["ranks"][0]["in_no_state_dict"] == {"progress.best": "5.0, after the load inf"}
+    assert noted(verdict.details["ranks"][0], "in_no_state_dict") == {
+        "progress.best": "5.0, after the load inf"
+    }
 
 
 @pytest.mark.cell
 def test_unreadable_attribute_is_reported() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason
-    why = "a range_iterator has no state that can be read"
-    assert verdict.details["ranks"][0]["left_out"] == [
-        {"check": "extra_equal", "name": "batches", "where": "", "why": why}
-    ]
+    row = {"status": verdict.status, **verdict.checks, "details": verdict.details}
+    assert ["extra_equal of batches", "a range_iterator has no state that can be read"] in why_null(row)
 
 
 @pytest.mark.cell
@@ -311,7 +312,7 @@ def test_replicas_stay_equal_unless_declared(sweep: Finished) -> None:
     assert (around["status"], around["resume"], around["replicas_equal"]) == ("fail", True, False)
     assert "replicas differ: rank 0 and rank 1" in around["first_mismatch"]
     assert (declared["status"], declared["replicas_equal"]) == ("pass", None)
-    told = {rank["not_applied"].get("replicas_equal") for rank in declared["details"]["ranks"]}
+    told = {why_not(rank).get("replicas_equal") for rank in declared["details"]["ranks"]}
     assert told == {None, "replicas_differ of the trainer is true"}, "of one stage of three"
 
 

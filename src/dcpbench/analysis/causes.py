@@ -15,6 +15,7 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.sentences import described
+from dcpbench.records.notes import notes_of
 from dcpbench.records.row import dict_in, list_in
 from dcpbench.verdict.sentences import OBSERVED, TRAINING, UNLISTED
 from dcpbench.verdict.verdict import UNEXPLAINED
@@ -73,8 +74,10 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     """Return the likely causes of a row's failure, at most three: values in no state dict that differ, what
     the pattern of checks suggests, and what could not be read.
 
-    >>> values = {"in_no_state_dict": {"model.calls": "8, resumed 4"}, "unreadable": {"loader": "DataLoader"}}
-    >>> row = {"status": "fail", "loss_resume_equal": False, "details": {"ranks": [values]}}
+    >>> lost = {"kind": "in_no_state_dict", "name": "model.calls", "text": "8, resumed 4"}
+    >>> loader = {"kind": "unreadable", "name": "loader", "text": "DataLoader"}
+    >>> details = {"ranks": [{"notes": [lost, loader]}]}
+    >>> row = {"status": "fail", "loss_resume_equal": False, "details": details}
     >>> for cause in causes_of(row):
     ...     print(cause)
     model.calls: 8, resumed 4; in no state dict
@@ -84,17 +87,16 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     if unexplained := list_in(dict_in(row.get("details")).get(UNEXPLAINED)):
         row = {**row, **dict.fromkeys(failed.difference(unexplained))}  # a known failure is their cause
         failed &= {*unexplained}
-    values, unreadable = dict[str, object](), dict[str, object]()
-    for rank in _ranks(row) if failed & _RESUMED else ():
-        values |= dict_in(rank.get("in_no_state_dict"))
-        unreadable |= dict_in(rank.get("unreadable"))
+    notes = [*notes_of(row)] if failed & _RESUMED else []
+    values = {note.name: note.text for note in notes if note.kind == "in_no_state_dict"}
+    unreadable = {note.name: note.text for note in notes if note.kind == "unreadable"}
     texts = [f"{name}: {value}" for name, value in values.items()]
     causes = [f"{listed(texts, _NAMED)}; in no state dict"] if values else []
     causes += [str(cause) for cause in list_in(dict_in(row.get("details")).get("likely"))]
     explained = _RESUMED if values else set[str]()
     if values and "save_harmless" in failed:  # the twin changes them too
         explained = explained | {check for check in failed if CHECKS[check].training}
-    if failed & _RESUMED and any(rank.get("unrestored_generators") for rank in _ranks(row)):
+    if any(note.kind == "unrestored_generators" for note in notes):
         causes.append(causes_table()["random_equal"]["likely"]["any"])
     signs = signs_of(row)
     for check, known in causes_table().items():
@@ -119,10 +121,6 @@ def _has_no_state(details: Mapping[str, Any]) -> bool:
     found = [*map(dict_in, list_in(details.get("worst")))]
     missing = {one.get("name") for one in found if one.get("problem") == Problem.missing}
     return bool(names) and (names <= missing or len(missing) == len(found) >= _LISTED)
-
-
-def _ranks(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [*map(dict_in, list_in(dict_in(row.get("details")).get("ranks")))]
 
 
 def short_reason(row: Mapping[str, Any]) -> str:
@@ -171,7 +169,9 @@ def short_reason(row: Mapping[str, Any]) -> str:
 
 def _step(mismatch: Mapping[str, Any]) -> list[int]:
     """Return the steps of a mismatch: of its checkpoint, then the one after which it was found."""
-    texts = f"{mismatch.get('where')} {mismatch.get('name')} step {mismatch.get('step')}"
+    of_step = mismatch.get("of_step")
+    place = mismatch.get("where") if of_step is None else f"step {of_step}"  # of an older row
+    texts = f"{place} {mismatch.get('name')} step {mismatch.get('step')}"
     return [*map(int, _STEP.findall(texts))]
 
 

@@ -19,6 +19,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import commands_of_plugins
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
+from dcpbench.records.notes import notes_of
 from dcpbench.records.row import dict_in, list_in
 from dcpbench.verdict.verdict import KNOWN
 
@@ -173,20 +174,17 @@ def remarks(frame: pd.DataFrame) -> list[str]:
 
 def _unjudged(row: Mapping[str, Any]) -> set[str]:
     """Return where checks of a row were not made, of those made elsewhere, such as at another checkpoint."""
-    ranks = map(dict_in, list_in(dict_in(row["details"]).get("ranks")))
-    parts = (dict_in(part) for rank in ranks for part in list_in(rank.get("left_out")))
     return {
-        f"{part['check']} {part.get('where')}: {part.get('why')}"
-        for part in parts
-        if not part.get("name") and row.get(str(part.get("check"))) is not None
+        f"{note.check} {note.place}: {note.text}"
+        for note in notes_of(row)
+        if note.place and not note.name and row.get(note.check) is not None
     }
 
 
 def lost_numbers(row: Mapping[str, Any]) -> list[str]:
     """Return the names of whole numbers that no state dict has and that differ after a resume."""
-    ranks = map(dict_in, list_in(dict_in(row["details"]).get("ranks")))
-    values = (one for rank in ranks for one in dict_in(rank.get("in_no_state_dict")).items())
-    return [name for name, text in values if _WHOLE.fullmatch(str(text))]
+    values = (note for note in notes_of(row) if note.kind == "in_no_state_dict")
+    return [note.name for note in values if _WHOLE.fullmatch(note.text)]
 
 
 def targets(cells: pd.DataFrame) -> "pd.Series[str]":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
-from dcpbench.core.mismatch import Sides
+from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.workloads.run import Run
@@ -51,12 +51,12 @@ class KnownFiles(NamedTuple):
     """The files of a checkpoint, which must stay as they are.
 
     Args:
-        where: the checkpoint, for people.
+        where: the place of the checkpoint.
         digests: those of when its save reported success; None if its trainer has removed it since.
         checkpointer: reads them.
     """
 
-    where: str
+    where: Place
     digests: Mapping[str, str] | None
     checkpointer: Checkpointer
 
@@ -111,7 +111,7 @@ class Cell:
         ended: a copy of the state that they had after their last step, by checkpoint id.
         unrestored: a copy of the state that a load target had before a load, by checkpoint id, if a known
             defect of torch may leave some of it.
-        unexplained: checkpoints, as texts, in whose last load no known defect can have made anything wrong.
+        unexplained: places of checkpoints in whose last load no known defect can have made anything wrong.
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
@@ -130,7 +130,7 @@ class Cell:
     saved: dict[str, Run] = field(default_factory=dict)
     ended: dict[str, State] = field(default_factory=dict)
     unrestored: dict[str, State] = field(default_factory=dict)
-    unexplained: set[str] = field(default_factory=set)
+    unexplained: set[Place] = field(default_factory=set)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
@@ -191,7 +191,8 @@ class Cell:
                 yield
             except Exception:
                 if self.config.own_trainer:
-                    self.report.trains += f", in step {run.train_state.step + 1}"
+                    how = f", in step {run.train_state.step + 1}"
+                    self.report.trains = run.comes_after._replace(how=how)
                 raise
 
     def measure(
@@ -210,21 +211,22 @@ class Cell:
         """Return how often this rank has measured a metric, which is the number of the next save or load."""
         return [one.metric for one in self.report.measurements].count(metric)
 
-    def record(self, check: str, compared: Compared, where: str, sides: Sides | None = None) -> None:
+    def record(self, check: str, compared: Compared, where: Place | str, sides: Sides | None = None) -> None:
         """Record a comparison and its negative control.
 
         Args:
             check: one of `CHECKS`.
             compared: empty on a rank that has nothing to compare.
-            where: the checkpoint or the moment, for people.
+            where: the place, such as `checkpoint.place`; a scenario's own phrase is one, too.
             sides: what was compared, for people; by default the saved and the restored state.
         """
-        self.report.checks.setdefault(check, CheckReport()).record(compared, where, sides)
+        place = where if isinstance(where, Place) else Place(where)
+        self.report.checks.setdefault(check, CheckReport()).record(compared, place, sides)
 
-    def leave_out(self, checks: Iterable[str], where: str, why: str) -> None:
-        """Report why checks are not made at a place, such as a checkpoint; they can be made at others."""
+    def leave_out(self, checks: Iterable[str], why: str, where: Place | None = None) -> None:
+        """Report why checks are not made, at one place such as a checkpoint or at all."""
         for check in checks:
-            self.report.not_applied[check] = self.report.left_out[check, "", where] = why
+            self.report.note("left_out", why, check, place=where)
 
     def proven(self, check: str) -> set[str]:
         """Return the names whose negative control this rank has already seen reported in a check. The control

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, key_of
 from dcpbench.verify.compare_layouts import compare_state
@@ -34,7 +34,7 @@ class Checkpoint:
         state: what was saved, by part: this rank's parts or, from another layout, digests of full tensors.
         named: the state under the names that its state dicts have; empty if these are not known.
         by_content: compare full tensors, because the load target has another layout.
-        how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
+        how: of its `place`, if it was saved or is loaded in an unusual way (`, saved again`).
     """
 
     step: int
@@ -45,7 +45,16 @@ class Checkpoint:
     how: str = ""
 
     def __str__(self) -> str:
-        return f"in the checkpoint of step {self.step}{self.how}"
+        return str(self.place)
+
+    @property
+    def place(self) -> Place:
+        """The place at which what it contains is compared."""
+        return Place("checkpoint", self.step, self.how)
+
+    def at(self, moment: str, how: str = "") -> Place:
+        """Return the place of a moment that is about this checkpoint."""
+        return Place(moment, self.step, f"{self.how}{how}")
 
     @property
     def by_key(self) -> StateByKey:

@@ -15,7 +15,7 @@ from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer, is_under
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.records.files import file_lengths
 from dcpbench.verify.files import compare_files
@@ -38,16 +38,16 @@ def digests_of(cell: Cell, save: Save, on_several_hosts: bool) -> Mapping[str, s
     if cell.world.size > 1 and checkpointer.has_files and checkpoint_id not in checkpointer.removed:
         listing = its(checkpointer, checkpoint_id, listing)
         compared = compare_files(listing, checkpointer.listing(checkpoint_id))
-        cell.record(CHECK, compared, str(save.checkpoint))
+        cell.record(CHECK, compared, save.checkpoint.place)
     return its(checkpointer, checkpoint_id, digests)
 
 
 def follow(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
     """Compare the files of a checkpoint with these digests at the end of the stage; collective. The newest
     one must have files; that an older one was removed is a fact."""
-    checkpointer, checkpoint_id, where = cell.checkpointer, checkpoint.checkpoint_id, str(checkpoint)
+    checkpointer, checkpoint_id, where = cell.checkpointer, checkpoint.checkpoint_id, checkpoint.place
     if not checkpointer.has_files:
-        cell.report.not_applied[CHECK] = "its checkpoints are not files"
+        cell.leave_out([CHECK], "its checkpoints are not files")
         return
     known = cell.files[checkpoint_id] = KnownFiles(where, digests, checkpointer)
     _note_removed(cell)
@@ -78,7 +78,7 @@ def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
         name = Path(checkpoint_id).name
         facts = {"then": "complete", "now": "without a file that its load opens"}
         mismatch = [Mismatch(name, Problem.file_changed, facts=facts)]
-        cell.record(CHECK, Compared.of(mismatch, mismatch, [name]), str(checkpoint))
+        cell.record(CHECK, Compared.of(mismatch, mismatch, [name]), checkpoint.place)
     if gone:
         return f"{gone[0]} was there when the save of step {checkpoint.step} returned, and was removed since"
     return f"the save of step {checkpoint.step} wrote no such file under its path"
@@ -119,14 +119,14 @@ def _note_removed(cell: Cell) -> None:
         if known.digests is not None and remover:
             cell.files[checkpoint_id] = known._replace(digests=None)
             why = f"the save of {remover} removed it, so it is not loaded"
-            cell.report.left_out[CHECK, "", known.where] = why
+            cell.leave_out([CHECK], why, known.where)
 
 
 class UnseenFileError(Exception):
     """A host does not see a file as another host does; the text names both and the time waited."""
 
 
-def wait_until_seen(cell: Cell, folder: Path | str, where: str) -> bool:
+def wait_until_seen(cell: Cell, folder: Path | str, where: Place | str) -> bool:
     """Wait until every rank sees the same files with the same lengths below a folder; collective. On one host
     there is no wait.
 
@@ -147,7 +147,7 @@ def wait_until_seen(cell: Cell, folder: Path | str, where: str) -> bool:
         unseen = {path: f"{path} {where}: {text}" for path, text in _unseen(mine, of_ranks).items()}
         for path in [path for path in late if path not in unseen]:
             text, since_s = late.pop(path)
-            cell.report.late_files.append(f"{text}, for {waited_s - since_s:.1f} s")
+            cell.report.note("late_files", f"{text}, for {waited_s - since_s:.1f} s")
         for path, text in unseen.items():
             late.setdefault(path, (text, waited_s))
         if all(lengths == mine for _, lengths, _ in of_ranks):
@@ -157,7 +157,8 @@ def wait_until_seen(cell: Cell, folder: Path | str, where: str) -> bool:
         time.sleep(_POLL_S)
         waited_s = time.monotonic() - began
     if unseen:
-        cell.report.late_files += unseen.values()
+        for text in unseen.values():
+            cell.report.note("late_files", text)
         raise UnseenFileError(f"{next(iter(unseen.values()))}, also after {waited_s:.0f} s")
     return True
 

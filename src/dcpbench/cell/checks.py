@@ -24,7 +24,7 @@ from dcpbench.cell.explained import (
 from dcpbench.cell.steps import Story, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import RESUMED, TWIN
+from dcpbench.core.mismatch import RESUMED, TWIN, Place
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.verify.compare import Comparison
@@ -56,15 +56,15 @@ Controls = dict[StatePart, Compared]
 
 def build_without_saves(cell: Cell, record: Story) -> Run:
     """Build a run that never saves; `record` says what it has to keep."""
-    cell.report.trains = "without a save"
+    cell.report.trains = Place("without a save")
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed, limits=record.limits)
-        unsaved.comes_after = "without a save"
+        unsaved.comes_after = cell.report.trains
         if isinstance(unsaved, OwnRun):
             cell.measure("twin_bytes", build_run.twin_bytes(cell.config, unsaved.model, unsaved.sizes))
     if why := unsaved.limits.why_no_twin:
         checks = (one for one in lockstep.CHECKS if one != lockstep.REPLICAS)
-        cell.report.not_applied |= dict.fromkeys(checks, why)
+        cell.leave_out(checks, why)
     return unsaved
 
 
@@ -85,7 +85,7 @@ def train_without_saves(
             twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
             if prepare:
                 copy_state(unsaved, twin)
-        where = "in the uninterrupted run"
+        where = Place("uninterrupted")
         _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, record, until, where)
     return unsaved
 
@@ -112,17 +112,17 @@ def verify_replicas(cell: Cell, run: Run) -> None:
     equal."""
     with cell.phase("verify", "training"):
         if reasons := [one for one in cell.world.gathered(run.limits.why_no_replicas) if one]:
-            cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
+            cell.leave_out([lockstep.REPLICAS], reasons[0])
             return
         compared = lockstep.compare_parameters(run)
         if cell.world.any_rank(compared.names):
-            cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
+            cell.record(lockstep.REPLICAS, compared, Place("uninterrupted"))
         else:
-            cell.report.not_applied[lockstep.REPLICAS] = lockstep.NO_REPLICAS
+            cell.leave_out([lockstep.REPLICAS], lockstep.NO_REPLICAS)
 
 
 def _train_with_twin(
-    cell: Cell, run: OwnRun, twin: OwnRun, record: Story, until: int, where: str
+    cell: Cell, run: OwnRun, twin: OwnRun, record: Story, until: int, where: Place
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both. `record` gets why no resumed run can repeat them."""
@@ -144,8 +144,10 @@ def _train_with_twin(
         record.limits = replace(record.limits, why_not_resumed=why)
     if "gradient_bound" in compared_steps.bounds:
         cell.measure("gradient_bound_used", compared_steps.bound_used)
-    cell.report.bounds |= compared_steps.bounds
-    cell.report.not_applied |= compared_steps.not_applied
+    for column, bound in compared_steps.bounds.items():
+        cell.report.note("column", bound, name=column)
+    for check, why in compared_steps.not_applied.items():
+        cell.leave_out([check], why)
     return run.train_state.losses[before:], [*compared_steps.twin_losses.values()]
 
 
@@ -209,7 +211,7 @@ def load_beside(cell: Cell, story: Story, checkpoint: Checkpoint) -> None:
         compared = compare_controlled(
             before, tensors(live_state(story.trained)), proven=cell.proven("side_effect_free")
         )
-        where = f"after the load of step {checkpoint.step}"
+        where = Place("loaded", checkpoint.step)
         cell.record("side_effect_free", compared, where, side_effects.LOAD)
     own = [one for one in cell.report.measurements[measured:] if (one.phase or "").startswith("verify")]
     cell.report.measurements[measured:] = own
@@ -221,10 +223,10 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
     expected = before_a_step(checkpoint.state, target)
     if isinstance(target, TrainerRun):
         attributes = as_judged(checkpoint.state, target.limits)[StatePart.extra]
-        cell.report.in_no_state_dict = target.lost_within(attributes) | cell.report.in_no_state_dict
+        _note_values(cell, target.lost_within(attributes))
     if cell.config.own_trainer and not cell.world.any_rank(expected[StatePart.extra]):
         del expected[StatePart.extra]
-        cell.report.not_applied["extra_equal"] = "training changes no plain attribute of the trainer"
+        cell.leave_out(["extra_equal"], "training changes no plain attribute of the trainer")
     with cell.phase("verify", "equality"):
         actual, group = before_a_step(live_state(target), target), cell.world.group
         comparisons: dict[StatePart, Comparison] = {}
@@ -238,7 +240,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
                 found = target.lost(found, leaves, before_a_step=True)
             compared = replace(controls[part], found=found)
             comparisons[part] = Comparison(leaves, actual[part], compared)
-        record_restored(cell, checkpoint, comparisons, str(checkpoint))
+        record_restored(cell, checkpoint, comparisons, checkpoint.place)
         for spec in CHECKS.values():
             if spec.probe:
                 spec.probe(cell, target, checkpoint)
@@ -246,10 +248,18 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
         verify_absent_key(cell, checkpoint)
 
 
+def _note_values(cell: Cell, values: Mapping[str, str]) -> None:
+    """Note values in no state dict that differ after a load, each once: later loads are into the same run."""
+    noted = {note.name for note in cell.report.notes if note.kind == "in_no_state_dict"}
+    for name, text in values.items():
+        if name not in noted:
+            cell.report.note("in_no_state_dict", text, name=name)
+
+
 def verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
     """Check, once for a checkpoint, that a load of a key which it lacks is refused. The control is a load of
     a key which it has."""
-    where = f"of a load of an absent key {checkpoint}"
+    where = checkpoint.at("absent_key")
     if where in cell.report.checks.get("contract_held", CheckReport()).compared:
         return
 
@@ -306,7 +316,7 @@ def verify_values(
         actual = leaves_like(leaves, keys, values)
         how = partial(saved.compare, group=group, recall=saved.recall_of(part, cell.checkpointer))
         compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)
-        record_restored(cell, saved, {part: Comparison(leaves, actual, compared)}, str(saved))
+        record_restored(cell, saved, {part: Comparison(leaves, actual, compared)}, saved.place)
 
 
 def resume(
@@ -324,12 +334,12 @@ def resume(
     """
     exactly, last = record.exactly, until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
-    where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
+    where = checkpoint.at("resumed")
     of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
     with cell.phase("verify", "known_defects"):
         why = mend(cell, target, checkpoint)
     if why:
-        cell.leave_out((of_losses, "state_resume_equal"), where, why)
+        cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
     ended = False
     generators = dict(target.random.states)
@@ -343,7 +353,7 @@ def resume(
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
     if why := record.limits.why_not_resumed:
-        cell.leave_out((of_losses, "state_resume_equal"), where, why)
+        cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
     with cell.phase("verify", "resumed"):
         dtypes = dtypes_of(target).union(record.limits.computes_in)
@@ -373,11 +383,10 @@ def resume(
                     compared[part] = replace(compared[part], found=found)
         for of, one in compared.items():
             check = {of_losses: of_losses, flags: CHECK_OF[flags]}.get(of, "state_resume_equal")
-            cell.record(check, one, f"{where}, resumed" if of == flags else where, RESUMED)
+            cell.record(check, one, checkpoint.at("resumed", ", resumed") if of == flags else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
     values = record.unsaved_values.get(last, {})
-    for name, text in differing(values, target.unsaved_values().texts, "resumed").items():
-        cell.report.in_no_state_dict.setdefault(name, text)  # later loads are into the same run
+    _note_values(cell, differing(values, target.unsaved_values().texts, "resumed"))
     if cell.config.own_trainer:
         _report_generators(cell, generators, record, checkpoint.step, last, compared[of_losses])
 
@@ -397,13 +406,11 @@ def _resume_trainer(
             }
             compared = compare_controlled(expected, {name: made[name] for name in expected if name in made})
             if cell.world.any_rank(expected):
-                where = f"one step after the checkpoint of step {checkpoint.step}{checkpoint.how}"
                 compared = replace(compared, found=target.lost(compared.found, expected))
-                cell.record("state_resume_equal", compared, where, RESUMED)
+                cell.record("state_resume_equal", compared, checkpoint.at("first_step"), RESUMED)
         return [*first, *steps.train(cell, target, last)], False
     except TrainingEndedError as early:
-        where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-        cell.leave_out(["state_resume_equal"], where, str(early))
+        cell.leave_out(["state_resume_equal"], str(early), checkpoint.at("resumed"))
         return target.train_state.losses[-(early.step - checkpoint.step) :], True
 
 
@@ -424,9 +431,9 @@ def _report_generators(
         if not torch.equal(state, later[name]) and not torch.equal(state, restored[name])
     ]
     if names:
-        cell.report.unrestored_generators = names
         needed = "" if losses.found else "; no step of the window depended on it"
-        cell.report.not_applied["random_equal"] = f"{listed(names)}: drawn from and not restored{needed}"
+        text = f"{listed(names)}: drawn from and not restored{needed}"
+        cell.report.note("unrestored_generators", text, "random_equal")
 
 
 def unrestored_losses(cell: Cell, record: Story) -> list[float]:
@@ -447,7 +454,7 @@ def unrestored_losses(cell: Cell, record: Story) -> list[float]:
     return record.unrestored
 
 
-def _layout_matters(cell: Cell, run: Run, before: Limits, where: str) -> bool:
+def _layout_matters(cell: Cell, run: Run, before: Limits, where: Place) -> bool:
     """Return whether the losses of a run need not be those of another layout, and report why; collective.
 
     Args:
@@ -465,5 +472,5 @@ def _layout_matters(cell: Cell, run: Run, before: Limits, where: str) -> bool:
             differs = "compiled code draws others than eager code"
         why = f"the model draws random numbers in training, and {differs}"
     if why:
-        cell.leave_out(["loss_resume_close"], where, why)
+        cell.leave_out(["loss_resume_close"], why, where)
     return why is not None

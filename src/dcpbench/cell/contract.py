@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell.cell import Cell
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import Compared
 
 _SLOT = 3
@@ -38,7 +38,7 @@ def verify_refused(
     message: str,
     refused: Callable[[], object],
     accepted: Callable[[], object],
-    where: str = "of the save",
+    where: Place | str = "of the save",
 ) -> None:
     """Check that a call raises an exception of this kind whose text contains `message`. The negative control
     is `accepted`, the same call in an allowed way, which must not raise."""
@@ -76,7 +76,7 @@ def verify_refused_beside(cell: Cell) -> None:
 
     calls = partial(save, Unsaveable(), refused), partial(save, 1, accepted)
     with cell.phase("verify", "refused"):
-        where = "of a save that cannot be written, beside another"
+        where = Place("save_beside")
         verify_refused(cell, BaseException, Unsaveable.refusal, *calls, where)
         names = ["beside.value"] if cell.world.rank == 0 else []
         cell.record("contract_held", Compared.of(keys_in(refused), keys_in(accepted), names), where)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.mismatch import Place
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import CHECK_OF, Name, StatePart, text_of
@@ -122,12 +123,12 @@ def explained_in_checkpoint(
 
 
 def record_restored(
-    cell: Cell, checkpoint: Checkpoint, comparisons: Mapping[StatePart, Comparison], where: str
+    cell: Cell, checkpoint: Checkpoint, comparisons: Mapping[StatePart, Comparison], where: Place
 ) -> None:
     """Record comparisons of what was loaded or read with what a checkpoint has, with the defects that cause
     mismatches."""
     anywhere = differ_anywhere(cell, "restored", comparisons)
-    (cell.unexplained.discard if anywhere else cell.unexplained.add)(str(checkpoint))
+    (cell.unexplained.discard if anywhere else cell.unexplained.add)(checkpoint.place)
     by_part = explained_in_checkpoint(cell, "restored", checkpoint, comparisons, anywhere)
     for part, compared in by_part.items():
         cell.record(CHECK_OF[part], compared, where)
@@ -150,7 +151,7 @@ def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None =
     load of a checkpoint or in any load."""
     report = cell.report.checks.get(CHECK_OF[part])
     every = [*report.distinct.values()] if report else []
-    mismatches = [one for one in every if checkpoint is None or one.where == str(checkpoint)]
+    mismatches = [one for one in every if checkpoint is None or one.where == checkpoint.place]
     unexplained = {one.name for one in mismatches if not one.by}
     return {one.name: one.by for one in mismatches if one.by and one.name not in unexplained}
 
@@ -158,7 +159,7 @@ def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None =
 def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
     Return why that is not possible, if it is not; collective."""
-    if str(checkpoint) in cell.unexplained:
+    if checkpoint.place in cell.unexplained:
         return None
     parts: list[StatePart] = [part for part in checkpoint.state if part is not StatePart.flags]
     wrong = {part: explained_names(cell, part, checkpoint) for part in parts}

@@ -15,6 +15,7 @@ from dcpbench.cell.checkpoint_files import its
 from dcpbench.cell.explained import record_restored
 from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
+from dcpbench.core.mismatch import Place
 from dcpbench.core.state import StatePart, named
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_ranks
@@ -64,7 +65,7 @@ def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
     if converts:
         cell = cell.vary(parallel=config.loading, world_size=ranks)
     own = config.workload.target is not None or config.restarts
-    safe: list[Any] = [Story, Checkpoint, Limits, StatePart, *PLAIN]
+    safe: list[Any] = [Story, Checkpoint, Place, Limits, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
         story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
     cell = replace(cell, chosen=story.window)
@@ -92,5 +93,5 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
         if compared.found and saved:
             wrong = named(leaves, {one.name for one in compared.found})
             stored = full_tensors(wrong, saved.recall_of(part, cell.checkpointer))
-            record_restored(cell, saved, {part: Comparison(leaves, stored, compared)}, str(saved))
+            record_restored(cell, saved, {part: Comparison(leaves, stored, compared)}, saved.place)
     return full

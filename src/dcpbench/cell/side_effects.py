@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dcpbench.cell.cell import Cell
-from dcpbench.core.mismatch import Sides
+from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
 from dcpbench.verify.perturb import compare_controlled
@@ -27,7 +27,7 @@ LEFT_OPEN: Sides = ("nothing should stay open", "but {} did")
 
 @contextmanager
 def unchanged(
-    cell: Cell, run: Run | None, where: str, sides: Sides, state: State | None = None
+    cell: Cell, run: Run | None, where: Place, sides: Sides, state: State | None = None
 ) -> Iterator[None]:
     """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
     run's state, if there is one already."""
@@ -41,7 +41,7 @@ def unchanged(
 
 
 @contextmanager
-def gradients_unchanged(cell: Cell, target: Run, where: str) -> Iterator[None]:
+def gradients_unchanged(cell: Cell, target: Run, where: Place) -> Iterator[None]:
     """Context manager: check that gradients of a load target do not change, if the cell has any there. Then
     they are cleared, as a trainer has to."""
     if not cell.config.load_into.gradients:
@@ -76,7 +76,7 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
 
 
 @contextmanager
-def nothing_left_open(cell: Cell, where: str) -> Iterator[None]:
+def nothing_left_open(cell: Cell, where: Place) -> Iterator[None]:
     """Context manager around a load, which leaves nothing open. What a trainer's load opens may stay open as
     long as the trainer exists, such as a map of a file: that is a fact, and only what adds up is a leak."""
     still_open = open_before(cell, again=cell.measured("load_s") > 0)
@@ -85,7 +85,7 @@ def nothing_left_open(cell: Cell, where: str) -> Iterator[None]:
         cell.record("side_effect_free", still_open(), where, LEFT_OPEN)
         return
     for name in cell.checkpointer.kept_open:
-        cell.report.left_out["side_effect_free", name, ""] = "it stays open after the load"
+        cell.report.note("left_out", "it stays open after the load", "side_effect_free", name)
     if left_open := cell.checkpointer.left_open:
         cell.record("side_effect_free", left_open, where)
 

@@ -17,6 +17,7 @@ from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.explained import differs, explain_raised, explained_in_checkpoint
+from dcpbench.core.mismatch import Place
 from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
@@ -56,7 +57,7 @@ class Story:
         torch_version: the torch that trained it.
         exactly: whether resumes repeat it bit for bit. Another layout sums in another order.
         window: the steps of a trainer.
-        files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
+        files: by checkpoint id, its place and the digests of its files, as in `Cell.files`.
         ends: steps at which resumed runs end in addition to those of the plan.
         run: the live run.
     """
@@ -72,7 +73,7 @@ class Story:
     torch_version: str = str(torch.__version__)
     exactly: bool = True
     window: Window | None = None
-    files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
+    files: Mapping[str, tuple[Place, Mapping[str, str] | None]] = field(default_factory=dict)
     ends: tuple[int, ...] = ()
     run: Run | None = None
 
@@ -122,7 +123,7 @@ def build_target(cell: Cell, record: Story, number: int = 0, step: int = 0) -> R
         number: of the target; each has its own seed.
         step: after which the checkpoint was saved that it is for.
     """
-    cell.report.trains = "before the load"
+    cell.report.trains = Place("before the load")
     with cell.phase("build"):
         target = parallel_run(cell, other_seed(cell, number), record.limits)
         if isinstance(target, OwnRun):  # a trainer prepares its own load
@@ -206,16 +207,16 @@ def decide_state(cell: Cell, reference: Story, checkpoints: Iterable[Checkpoint]
     """Decide what a load has to restore, after the last step of the reference run, and drop the state of
     generators that training does not draw from; collective."""
     run = reference.trained
-    cell.report.unreadable |= run.unsaved_values().unreadable
-    for name, kind in cell.report.unreadable.items():
-        cell.report.left_out["extra_equal", name, ""] = f"a {kind} has no state that can be read"
-    cell.report.not_applied |= run.limits.not_judged
+    for name, kind in run.unsaved_values().unreadable.items():
+        cell.report.note("unreadable", kind, "extra_equal", name)
+    for check, why in run.limits.not_judged.items():
+        cell.leave_out([check], why)
     if (drawn := run.random.needed) is None:
         return
     needed = frozenset[str]().union(*cell.world.gathered(drawn))
     run.limits = reference.limits = replace(run.limits, generators=needed)
     if not needed:
-        cell.report.not_applied["random_equal"] = "no step draws random numbers that must be restored"
+        cell.leave_out(["random_equal"], "no step draws random numbers that must be restored")
     saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.named))
     for state in (*reference.states.values(), *saved):
         only_generators(state, run)
@@ -242,13 +243,14 @@ def save(
         retained: a copy of the run's state, if there is one already.
     """
     step = run.train_state.step
+    where = Place("saved", step)
     with cell.phase("verify", "retained"):
         saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
     # The buffers in shared memory that a save keeps for its run are open descriptors.
     keeps = cell.config.save.shares_memory and all(other is not run for other in cell.saved.values())
     still_open = side_effects.open_before(cell, again=number > 0 and not keeps)
-    with side_effects.unchanged(cell, run, f"after the save of step {step}", side_effects.SAVE, saved):
+    with side_effects.unchanged(cell, run, where, side_effects.SAVE, saved):
         with cell.phase("save"):
             checkpoint_id = str(cell.folder / (name or cell.checkpointer.name_of(step)))
             pending = cell.checkpointer.save(state(run) if state else run.state(), checkpoint_id, slot)
@@ -257,7 +259,7 @@ def save(
             files = pending.then(
                 partial(cell.checkpointer.at_success, checkpoint_id, cell.world.rank, cell.world.size == 1)
             )
-    run.comes_after = f"after the save of step {step}"
+    run.comes_after = where
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
         saved = {part: saved[part] for part in parts}
@@ -278,7 +280,7 @@ def finish(cell: Cell, in_flight: Save) -> Checkpoint:
         if not cell.config.overlap_saves:  # which delays it
             cell.measure("save_s", took_s, number, phase)
     with cell.phase("verify", "seen"):
-        on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), str(checkpoint))
+        on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), checkpoint.place)
     cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), number, phase)
     with cell.phase("verify", "plain_read"):
         comparisons = _compare_files(cell, in_flight)
@@ -287,7 +289,7 @@ def finish(cell: Cell, in_flight: Save) -> Checkpoint:
         compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons, anywhere).values()
         if comparisons:
             sides = "saved {}", "{} in the files"
-            cell.record("files_equal", sum(compared, NOTHING), str(checkpoint), sides)
+            cell.record("files_equal", sum(compared, NOTHING), checkpoint.place, sides)
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint, number)
     return checkpoint
@@ -300,21 +302,22 @@ def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool, files_differ: bo
     checkpoint, checkpointer = in_flight.checkpoint, cell.checkpointer
     files = checkpoint_files.digests_of(cell, in_flight, on_several_hosts)
     mine = in_flight.keys, files, _synced(cell, checkpoint), files_differ
-    where = f"once the save of step {checkpoint.step} had ended"
+    where = Place("save_ended", checkpoint.step)
     cell.record("side_effect_free", in_flight.still_open(), where, side_effects.LEFT_OPEN)
     keys, (files, *_), synced, differing = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
-        cell.report.late_files.append(f"{name} {checkpoint}: not there when save returned on this rank")
+        text = f"{name} {checkpoint}: not there when save returned on this rank"
+        cell.report.note("late_files", text)
     if why := checkpointer.unreadable:
-        cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
+        cell.leave_out(("checkpoint_whole", "files_equal", "contract_held"), why)
         return any(differing)
     compared = NOTHING
     if cell.world.rank == 0:
         expected = {key: entry for of_rank in keys for key, entry in of_rank.items()}
         known = None if None in synced else set().union(*synced)
         compared = compare_manifest(checkpointer.manifest(checkpoint.checkpoint_id), expected, files, known)
-    cell.record("checkpoint_whole", compared, str(checkpoint))
+    cell.record("checkpoint_whole", compared, checkpoint.place)
     return any(differing)
 
 
@@ -332,7 +335,7 @@ def _compare_files(cell: Cell, in_flight: Save) -> dict[StatePart, Comparison]:
     """Compare a checkpoint's files, read without their writer, with the saved state."""
     stored = cell.checkpointer.stored(in_flight.checkpoint.checkpoint_id)
     if not stored:
-        cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
+        cell.leave_out(["files_equal"], "nothing else reads files of this format")
         return {}
     return {
         part: compare_stored(leaves, stored, cell.world.device) for part, leaves in in_flight.in_files.items()
@@ -369,11 +372,11 @@ def load(
         state: what is loaded into; by default the state of the target.
         install: copies `state` into the target, if the load does not.
     """
-    where = f"after the load of step {checkpoint.step}"
+    where = Place("loaded", checkpoint.step)
     saved, before = cell.saved.get(checkpoint.checkpoint_id), cell.ended.get(checkpoint.checkpoint_id)
     with cell.phase("verify", "seen"):
         folder = cell.checkpointer.folder(checkpoint.checkpoint_id)
-        wait_until_seen(cell, folder, str(checkpoint))
+        wait_until_seen(cell, folder, checkpoint.place)
     with (
         side_effects.nothing_left_open(cell, where),
         side_effects.unchanged(cell, None if saved is target else saved, where, side_effects.LOAD, before),

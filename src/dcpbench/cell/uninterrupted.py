@@ -8,7 +8,7 @@ own."""
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,8 @@ from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.steps import Story
 from dcpbench.config.schema import FEWEST_STEPS, Config
 from dcpbench.config.text import duration_text, listed
-from dcpbench.core.metrics import Measurement
-from dcpbench.core.mismatch import Sides
-from dcpbench.core.rank_report import Skip
+from dcpbench.core.mismatch import Place, Sides
+from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import retained
@@ -41,8 +40,8 @@ _HARMLESS = "save_harmless"
 _SAVES: Sides = ("{} without saves", "{} with them")
 _KEPT_BYTES = 2**28
 """A larger state is kept as digests for later cells."""
-_OF_TRAINING, _MEASURED = ("losses", "not_applied", "bounds"), ("twin_bytes", "gradient_bound_used")
-"""The fields of a report that training without saves fills in, by name; and its metrics."""
+_MEASURED = ("twin_bytes", "gradient_bound_used")
+"""The metrics of training without saves."""
 _NEWEST = 10
 """The default step of a trainer's last regular save. The one before has fewer digits, so that a retention in
 the order of names as texts removes the newest checkpoint."""
@@ -64,15 +63,13 @@ class Kept:
         digest: cells with this `Config.training_digest` share it.
         cell: the cell that trained it.
         record: of the run.
-        found: of the cell's report, what its training has filled in.
-        measured: the metrics of its training other than times.
+        report: the checks, losses, notes and metrics other than times of its training.
     """
 
     digest: str
     cell: str
     record: Story
-    found: Mapping[str, Mapping[str, Any]]
-    measured: Sequence[Measurement]
+    report: RankReport
 
 
 def begin(
@@ -99,9 +96,11 @@ def begin(
         record = _train(cell)
         cell.world.kept = _kept(cell, digest, record)
         return cell, record
-    for name, found in copy.deepcopy(kept.found).items():  # later steps add to it
-        getattr(cell.report, name).update(found)
-    cell.report.measurements += kept.measured
+    shared = copy.deepcopy(kept.report)  # later steps add to it
+    cell.report.checks |= shared.checks
+    cell.report.losses |= shared.losses
+    cell.report.notes += shared.notes
+    cell.report.measurements += shared.measurements
     cell.report.training_from = kept.cell
     return cell, kept.record
 
@@ -124,20 +123,22 @@ def _kept(cell: Cell, digest: str, record: Story) -> Kept | None:
     verdict = {check: report.checks[check] for check in lockstep.CHECKS if check in report.checks}
     if any(of_check.count for of_check in verdict.values()):
         return None
-    found = {"checks": verdict, **{name: getattr(report, name) for name in _OF_TRAINING}}
     measured = [one for one in report.measurements if one.metric in _MEASURED]
+    found = RankReport(report.rank, verdict, measured, report.losses, notes=report.notes)
     record = replace(record, states={cell.window.last: digested_above(_KEPT_BYTES, state)})
-    return Kept(digest, cell.name, record, copy.deepcopy(found), measured)
+    return Kept(digest, cell.name, record, copy.deepcopy(found))
 
 
 def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
     """Train the cell's own run, which the run that saved is compared with, and return its record. If it ends
     in another state than the kept one, the row says so, and the ranks are not used again."""
     report, last = cell.report, cell.window.last
-    for name, found in kept.found.items():
-        for key in found:
-            getattr(report, name).pop(key, None)
-    report.measurements[:] = [one for one in report.measurements if one not in kept.measured]
+    for check in kept.report.checks:
+        report.checks.pop(check, None)
+    for name in kept.report.losses:
+        report.losses.pop(name, None)
+    report.notes[:] = [one for one in report.notes if one not in kept.report.notes]
+    report.measurements[:] = [one for one in report.measurements if one not in kept.report.measurements]
     report.training_from = None
     record = _train(cell)
     reference.unrestored = record.unrestored
@@ -146,7 +147,7 @@ def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
         own, other = record.states[last], kept.record.states[last]
         if names := differing_names(other, own):
             what = listed(sorted(map(text_of, names)))
-            report.left_behind.append(f"the run that never saves of {kept.cell} has another {what}")
+            report.note("left_behind", f"the run that never saves of {kept.cell} has another {what}")
         if cell.world.any_rank(names):
             cell.world.kept = None
     return record
@@ -178,14 +179,14 @@ def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
         reference.limits = replace(reference.limits, changing=changing - {*left_out})
         for name in left_out:
             why = "a save changes it, or it differs between two uninterrupted runs"
-            cell.report.left_out["extra_equal", text_of(name), ""] = why
+            cell.report.note("left_out", why, "extra_equal", text_of(name))
         pairs = zip(unsaved.losses, reference.losses[: cell.window.saves[0]], strict=False)
         other = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
         if other:
             why = (
                 f"the trainer does not repeat itself: before any save, the loss of step {other[0]} is another"
             )
-            cell.report.not_applied[_HARMLESS] = why
+            cell.leave_out([_HARMLESS], why)
             return
     with cell.phase("verify", "harmless"):
         proven, kept = cell.proven("side_effect_free"), cell.world.kept
@@ -196,7 +197,7 @@ def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
         compare(cell, _train_instead(cell, kept, reference), reference)
         return
     for one in compared:
-        cell.record(_HARMLESS, one, "in the run that saved", _SAVES)
+        cell.record(_HARMLESS, one, Place("in the run that saved"), _SAVES)
 
 
 def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
@@ -238,7 +239,8 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
     record.unsaved_values[window.last] = run.unsaved_values().texts
     record.losses += run.train_state.losses[: window.last]
     record.limits = replace(run.limits, changing=changed_by_training(first, newest[StatePart.extra]))
-    cell.report.steps = {"save_steps": " ".join(map(str, window.saves)), "resume_steps": window.resume_steps}
+    cell.report.note("column", " ".join(map(str, window.saves)), name="save_steps")
+    cell.report.note("column", str(window.resume_steps), name="resume_steps")
     checks.verify_replicas(cell, run)
     return replace(cell, chosen=window)
 

@@ -4,7 +4,7 @@ match these values; `dcpbench.core.sentences` turns them into text last, and not
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Problem(StrEnum):
@@ -53,9 +53,46 @@ AS_STORED = "checkpoint"
 SECOND_DERIVATIVES = "second_derivatives"
 """Value of `Mismatch.by` for gradients under `fully_shard`, in a step with second derivatives or the next."""
 
-UNFROZEN = "unfrozen"
-"""Value of `Mismatch.by` for the gradient of a frozen parameter, if it is that of a twin which trains it."""
 
+MOMENTS = {
+    "checkpoint": "in the checkpoint of step {step}",
+    "uninterrupted": "in the uninterrupted run",
+    "saved": "after the save of step {step}",
+    "save_ended": "once the save of step {step} had ended",
+    "save_beside": "of a save that cannot be written, beside another",
+    "loaded": "after the load of step {step}",
+    "absent_key": "of a load of an absent key in the checkpoint of step {step}",
+    "first_step": "one step after the checkpoint of step {step}",
+    "resumed": "after the checkpoint of step {step}",
+    "tuned": "after the fine-tuning",
+    "restarted": "after the restart from step {step}",
+}
+"""The moments of cells at which checks compare, with their phrases."""
+
+
+class Place(NamedTuple):
+    """A moment of a cell at which a check compares. Equal places are the same one.
+
+    >>> str(Place("checkpoint", 4, ", saved again"))
+    'in the checkpoint of step 4, saved again'
+
+    Args:
+        moment: one of `MOMENTS`, or a scenario's own phrase.
+        step: of the checkpoint, save or load, if there is one.
+        how: ends the phrase if something is unusual about it.
+    """
+
+    moment: str
+    step: int | None = None
+    how: str = ""
+
+    def __str__(self) -> str:
+        phrase = MOMENTS.get(self.moment, self.moment)
+        return f"{phrase.replace('{step}', str(self.step))}{self.how}"
+
+
+NOWHERE = Place("")
+"""The place of what was found without a cell."""
 
 DISK_FULL = "the disk of its checkpoints is full"
 """Begins `RaisedError.note` if it is."""
@@ -66,7 +103,7 @@ class Mismatch:
     """One difference that a check found in one piece of state, on one rank.
 
     >>> facts = {"expected": "0.1", "actual": "0.2"}
-    >>> one = Mismatch("param_groups.0.lr", Problem.value, "lr", 0.1, facts, "in the checkpoint of step 4")
+    >>> one = Mismatch("param_groups.0.lr", Problem.value, "lr", 0.1, facts, Place("checkpoint", 4))
     >>> one.plain()["actual"]
     '0.2'
 
@@ -77,9 +114,9 @@ class Mismatch:
         max_abs_diff: largest absolute difference of two elements, if it can be computed.
         facts: JSON data by the names in the templates of `dcpbench.core.sentences`: `expected`, `actual`,
             `index`, `expected_bits`, `differing`, `elements`, ….
-        where: the checkpoint or the moment, as a phrase.
-        by: the known defect of torch that produces exactly this state, if one does, `AS_STORED`,
-            `SECOND_DERIVATIVES` or `UNFROZEN`.
+        where: the place.
+        by: the known defect of torch that produces exactly this state, if one does, `AS_STORED`
+            or `SECOND_DERIVATIVES`.
         sides: what was compared; None means `SAVED`.
     """
 
@@ -88,13 +125,18 @@ class Mismatch:
     kind: str | None = None
     max_abs_diff: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    where: str = ""
+    where: Place = NOWHERE
     by: str | None = None
     sides: Sides | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return it as a flat dict for JSON, without null values."""
-        own = {"where": self.where or None, "by": self.by, "sides": self.sides}
+        own = {
+            "where": str(self.where) or None,
+            "of_step": self.where.step,
+            "by": self.by,
+            "sides": self.sides,
+        }
         flat = {**vars(self), "problem": self.problem.value, **self.facts, **own}
         return {key: value for key, value in flat.items() if value is not None and key != "facts"}
 
@@ -113,7 +155,7 @@ class GapKind(StrEnum):
 class Gap:
     """State that a check did not compare, or could not have found different.
 
-    >>> Gap(GapKind.not_reported, "in the checkpoint of step 4", "net1.weight").rank is None
+    >>> Gap(GapKind.not_reported, Place("checkpoint", 4), "net1.weight").rank is None
     True
 
     Args:
@@ -123,7 +165,7 @@ class Gap:
     """
 
     kind: GapKind
-    where: str = ""
+    where: Place = NOWHERE
     name: str | None = None
     rank: int | None = None
 
@@ -142,7 +184,6 @@ class RaisedError:
         wrapped: the class in which DCP passed it on to every rank, if it did.
         origin: the rank that raised the original exception, if it was wrapped.
         note: a sentence about the circumstances (a full disk).
-        not_injected: True if the cell's fault cannot be injected (`NothingToInjectError`).
         line: file and line of the user's code that it comes from, if there is any.
         when: in a build or in training, whether that was before or after a save or a load.
         by: the known defect of torch that raises exactly this, if one does.
@@ -160,9 +201,8 @@ class RaisedError:
     wrapped: str | None = None
     origin: int | None = None
     note: str | None = None
-    not_injected: bool = False
     line: str | None = None
-    when: str | None = None
+    when: Place | None = None
     by: str | None = None
     code: str | None = None
     in_torch: bool = False

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.metrics import Measurement
-from dcpbench.core.mismatch import Mismatch, Sides
+from dcpbench.core.mismatch import Mismatch, Place, Sides
+from dcpbench.core.notes import Note
 
 
 @dataclass(frozen=True)
@@ -56,29 +57,30 @@ class CheckReport:
     """The results of one check on one rank, over all checkpoints of the cell.
 
     >>> report = CheckReport()
-    >>> report.record(Compared((), {"lr": True}, {"lr": True}), "in the checkpoint of step 4")
-    >>> report.count, report.control
-    (0, {'in the checkpoint of step 4': {'lr': True}})
+    >>> report.record(Compared((), {"lr": True}, {"lr": True}), Place("checkpoint", 4))
+    >>> report.count, report.control[Place("checkpoint", 4)]
+    (0, {'lr': True})
 
     Args:
         first: the first mismatch.
         count: number of all mismatches.
         max_abs_diff: largest absolute difference; 0 if nothing differs or no difference is a number.
         distinct: the worst mismatch for each name, problem, place and defect.
-        compared: by place (a checkpoint, a moment) and name, True if this rank had a part to compare.
+        compared: by place and name, True if this rank had a part to compare.
         control: by place and name, True if the negative control was reported as different each time.
     """
 
     first: Mismatch | None = None
     count: int = 0
     max_abs_diff: float = 0.0
-    distinct: dict[tuple[str, ...], Mismatch] = field(default_factory=dict)
-    compared: dict[str, dict[str, bool]] = field(default_factory=dict)
-    control: dict[str, dict[str, bool]] = field(default_factory=dict)
+    distinct: dict[tuple[Any, ...], Mismatch] = field(default_factory=dict)
+    compared: dict[Place, dict[str, bool]] = field(default_factory=dict)
+    control: dict[Place, dict[str, bool]] = field(default_factory=dict)
 
-    def record(self, compared: Compared, where: str, sides: Sides | None = None) -> None:
+    def record(self, compared: Compared, where: Place, sides: Sides | None = None) -> None:
         """Add the result of a comparison, of these sides unless its mismatches name theirs, at a place."""
-        self.add(replace(one, where=where, sides=one.sides or sides) for one in compared.found)
+        if compared.found:
+            self.add(replace(one, where=where, sides=one.sides or sides) for one in compared.found)
         self.compared.setdefault(where, {}).update(compared.names)
         control = self.control.setdefault(where, {})
         missed = [name for name, did in control.items() if not did]
@@ -112,10 +114,6 @@ class Skip(Exception):  # noqa: N818 - it is not an error
     """This torch or this machine cannot run the cell, which only a rank can find out."""
 
 
-class NothingToInjectError(Exception):
-    """The cell's fault cannot be injected: there is no target for it, or it would change nothing."""
-
-
 @dataclass(frozen=True)
 class Imports:
     """Modules of installed packages that a rank has imported, in order, and the environment variables that it
@@ -125,38 +123,24 @@ class Imports:
     variables: tuple[tuple[str, str], ...] = ()
 
 
-CheckPart = tuple[str, str, str]
-"""A part of a check: the check, a name and a place, either of which can be empty."""
-
-
 @dataclass
 class RankReport:
     """The results of one rank in one stage of a cell.
 
     >>> report = RankReport(0, checks={"model_equal": CheckReport()}, losses={"twin": [2.1, 1.9]})
     >>> sorted(report.plain())[:3]
-    ['bounds', 'graph_breaks', 'host']
+    ['host', 'interpreter', 'local_rank']
 
     Args:
         local_rank: number of the rank on its `host`.
         checks: by the name of the check.
         losses: losses of the reference run and of the twin, from step 1.
         resumed: by the step of a checkpoint, the losses after it was loaded.
-        steps: of a trainer, the steps after which it saves and how many it takes after a load, by column.
         skip: why the rank could not run the cell.
         training_from: the cell on these ranks whose run that never saves it shares, with the verdict on that.
-        not_applied: by check, why it was not run.
-        left_out: by part of a check, why that was not compared.
-        in_no_state_dict: by name, plain values that no state dict has and that differ after a resume; they
-            fail no check.
-        unreadable: by name, the types of objects whose position could be lost, but cannot be read.
-        bounds: how gradients and optimizer steps were compared with the twin's.
+        notes: what was not compared and why, and other facts that fail no check.
         not_compiled: in a compiled cell, why some or all of it ran as eager code.
-        graph_breaks: in a compiled cell, where and why Dynamo broke a graph.
         imports: what its process has imported, which later ranks need not import again.
-        left_behind: changes of the process that the cell leaked.
-        late_files: files that its host saw later than another host, or that came after a trainer's `save`.
-        unrestored_generators: default ones that a trainer draws from and does not restore.
         trains: which save or load the run that is built or trains comes before or after.
         raised_by: the known defect of torch that made a load raise, if one did.
         interpreter: the Python that it ran under, if it is not the driver's.
@@ -168,35 +152,32 @@ class RankReport:
     measurements: list[Measurement] = field(default_factory=list)
     losses: dict[str, list[float]] = field(default_factory=dict)
     resumed: dict[int, list[float]] = field(default_factory=dict)
-    steps: dict[str, Any] = field(default_factory=dict)
     not_compiled: str | None = None
-    graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None
     training_from: str | None = None
-    not_applied: dict[str, str] = field(default_factory=dict)
-    left_out: dict[CheckPart, str] = field(default_factory=dict)
-    in_no_state_dict: dict[str, str] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    bounds: dict[str, str] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
     imports: Imports = field(default_factory=Imports)
-    left_behind: list[str] = field(default_factory=list)
-    late_files: list[str] = field(default_factory=list)
-    unrestored_generators: list[str] = field(default_factory=list)
-    trains: str | None = None
+    trains: Place | None = None
     raised_by: str | None = None
     host: str | None = None
     local_rank: int | None = None
     interpreter: str | None = None
     replaced: list[str] = field(default_factory=list)
 
+    def note(self, kind: str, text: str, check: str = "", name: str = "", place: Place | None = None) -> None:
+        """Add a note, once."""
+        note = Note(kind, text, check, name, place)
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def texts(self, kind: str) -> list[str]:
+        """Return the texts of all notes of a kind."""
+        return [note.text for note in self.notes if note.kind == kind]
+
     def plain(self) -> dict[str, Any]:
         """Return it as a dict for the row's details, without the fields that are stored elsewhere."""
         elsewhere = ("checks", "measurements", "skip", "replaced", "trains", "raised_by", "imports")
-        left_out = [
-            {"check": check, "name": name, "where": where, "why": why}
-            for (check, name, where), why in self.left_out.items()
-        ]
         kept = {
             name: value for name, value in vars(self).items() if name not in (*elsewhere, "training_from")
         }
-        return {**kept, "left_out": left_out}
+        return {**kept, "notes": [note.plain() for note in self.notes]}

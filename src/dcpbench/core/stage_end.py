@@ -131,4 +131,4 @@ class StageEnd:
     @property
     def is_clean(self) -> bool:
         """True if its ranks can be reused: all reported, and the stage leaked nothing into any of them."""
-        return self.is_complete and not any(report.left_behind for report in self.reports)
+        return self.is_complete and not any(report.texts("left_behind") for report in self.reports)

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.code.provenance import import_from_current_folder
 from dcpbench.core.mismatch import DISK_FULL, RaisedError
 from dcpbench.core.plugins import load_plugins
-from dcpbench.core.rank_report import NothingToInjectError, RankReport
+from dcpbench.core.rank_report import RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
 from dcpbench.core.stage_end import Failed
 from dcpbench.rank.agent import leave
@@ -100,7 +100,8 @@ def main(connection: Connection, spec: RankSpec) -> None:
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.send(UploadsInFlight(since)))
             report.imports = imported_since(modules, variables)
-            report.left_behind += left_behind(before, world.device)
+            for text in left_behind(before, world.device):
+                report.note("left_behind", text)
             rank.report = None  # if sending it fails, the error must not contain it
             rank.send(report)
             rank.phase = "between cells"
@@ -223,7 +224,6 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         wrapped,
         origin,
         unprintable or _full(rank.cell.checkpoints if rank.cell else None),
-        isinstance(cause, NothingToInjectError),
         user_line(cause, frames),
         rank.report.trains if rank.report and rank.phase in ("build", "train") else None,
         rank.report.raised_by if rank.report else None,

@@ -86,7 +86,8 @@ def run_cell(
         wait_until_seen(cell, folder, "of this stage")
     if config.compile:
         report.not_compiled = why_not_compiled(cell.trained)
-        report.graph_breaks = graph_breaks()
+        for text in graph_breaks():
+            report.note("graph_breaks", text)
     if world.device.type == "cuda":
         cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))
     cell.measure("peak_host_bytes", _peak_host_bytes())

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dcpbench.core.metrics import Measurement
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import CheckReport, RankReport
 
 _INTEGERS = range(-(2**63), 2**64)
@@ -76,9 +76,11 @@ class Replacing:
             return int.__int__(value)
         if isinstance(value, dict):
             of_key, of_item = get_args(hint) or (str, None)
-            places = {key: at if isinstance(key, tuple) else f"{at}.{key}" for key in dict.keys(value)}
+            places = {key: at if type(key) is tuple else f"{at}.{key}" for key in dict.keys(value)}
             items = dict.items(value)
             return {self._key(key, at, of_key): self.value(one, places[key], of_item) for key, one in items}
+        if isinstance(value, Place):
+            return Place(*(self.value(one, at, hint) for one, hint in zip(value, _PLACE, strict=True)))
         if isinstance(value, list | tuple):
             made = [self.value(one, at, *get_args(hint)[:1]) for one in value]
             return tuple(made) if isinstance(value, tuple) else made
@@ -112,7 +114,7 @@ class Replacing:
 
     def _key(self, key: Any, at: str, hint: Any) -> Any:
         """A key of a dict; JSON writes whole numbers as texts."""
-        as_it_is = isinstance(key, int) or get_origin(hint) is tuple
+        as_it_is = isinstance(key, int | Place) or get_origin(hint) is tuple
         return self.value(key, at, None if as_it_is else str)
 
     def _fields(self, value: Any, at: str, hints: dict[str, Any]) -> Any:
@@ -127,6 +129,7 @@ class Replacing:
 
 
 _hints = cache(get_type_hints)
+_PLACE = (*_hints(Place).values(),)
 
 
 def plain_report(report: RankReport) -> RankReport:

@@ -19,7 +19,9 @@ from dcpbench.config.text import clipped, counted, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
+from dcpbench.core.notes import NOTES
 from dcpbench.core.statuses import BAD, shown
+from dcpbench.records.notes import notes_of
 from dcpbench.records.row import dict_in, list_in
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content, Lines, Table, document_text, first_of, put_out, quantity
@@ -63,12 +65,10 @@ def _sections(row: dict[str, Any]) -> Iterator[Table | Lines]:
     if causes := causes_of(row):
         yield _lines(f"likely cause{'s' if len(causes) > 1 else ''}", *causes)
     yield from _of_checks(row, details)
-    ranks = [dict_in(rank) for rank in list_in(details.get("ranks"))]
-    values = {
-        f"{name}: {value}" for rank in ranks for name, value in dict_in(rank.get("in_no_state_dict")).items()
-    }
-    if values:
-        yield _lines("values in no state dict that differ", *sorted(values))
+    notes = [*notes_of(row)]
+    for kind, spec in NOTES.items():
+        if spec.title and (lines := sorted({note.sentence for note in notes if note.kind == kind})):
+            yield _lines(spec.title, *lines)
     yield from _losses(dict_in(next(iter(list_in(details.get("ranks"))), None)))
     seconds = dict_in(details.get("phases")).items()
     if phases := [f"{name} {value:.3f} s" for name, value in seconds if isinstance(value, float)]:

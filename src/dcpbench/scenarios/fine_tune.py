@@ -18,7 +18,7 @@ from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import record_restored
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import Comparison
@@ -57,10 +57,10 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     verify_frozen = partial(_verify_frozen, tuning, replace(saved, by_content=True))
     unrestored = retained(_frozen(reference.trained))
     steps.load(before, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
-    verify_frozen(reference.trained, "before the fine-tuning", unrestored)
+    verify_frozen(reference.trained, Place("before the fine-tuning"), unrestored)
     checks.verify_absent_key(before, saved)
     checkpoints = steps.train_and_save(tuning, reference)
-    verify_frozen(reference.trained, "after the fine-tuning")
+    verify_frozen(reference.trained, Place("tuned"))
     uninterrupted.compare(tuning, unsaved, reference)
 
     target = steps.build_target(tuning, reference)
@@ -70,9 +70,9 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint, controls)
         checks.resume(tuning, target, checkpoint, reference)
-        verify_frozen(target, f"after the restart from step {checkpoint.step}")
+        verify_frozen(target, checkpoint.at("restarted"))
         keys = set(tuning.checkpointer.manifest(checkpoint.checkpoint_id).entries)
-        _verify_keys(tuning, target, keys, str(checkpoint))
+        _verify_keys(tuning, target, keys, checkpoint.place)
 
 
 def _tuning(cell: Cell, layers: int) -> Cell:
@@ -97,7 +97,7 @@ def _frozen(run: Run) -> Leaves:
 
 
 def _verify_frozen(
-    cell: Cell, pretrained: Checkpoint, run: Run, where: str, other: Leaves | None = None
+    cell: Cell, pretrained: Checkpoint, run: Run, where: Place, other: Leaves | None = None
 ) -> None:
     """Compare the frozen part with the pre-trained model, by content. The control is `other`, by default a
     changed copy."""
@@ -157,7 +157,7 @@ def _part(cell: Cell, run: Run, submodules: bool) -> dict[str, _PartState | _Sub
     return {"model": _PartState(run.model, FROZEN, options)}
 
 
-def _verify_keys(cell: Cell, run: Run, keys: set[str], where: str) -> None:
+def _verify_keys(cell: Cell, run: Run, keys: set[str], where: Place) -> None:
     """Check that a checkpoint of the fine-tuning has each trained parameter and no frozen one."""
     names = sorted(named_parameters(run.model))
     frozen = [name for name in names if name.startswith(FROZEN)]

@@ -19,6 +19,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.steps import Story
+from dcpbench.core.mismatch import Place
 from dcpbench.core.state import StatePart
 from dcpbench.verify.snapshot import flattened
 
@@ -62,7 +63,7 @@ def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -
     elif cell.world.device.type != "cpu":
         why = "ranks wait for ever: where a group has a backend for the CPU too it broadcasts from there"
     if why:
-        cell.report.left_out["model_equal", "", "read by BroadcastingTorchSaveReader"] = why
+        cell.leave_out(["model_equal"], why, Place("read by BroadcastingTorchSaveReader"))
         return
     part = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, how=", broadcast")
     before = checks.make_different(cell, target, part)

@@ -30,7 +30,11 @@ def in_place(cell: Cell) -> None:
     def verify_and_set() -> None:
         places = {**_places(filled), "state": before["state"]}
         held, broken = _moved(before, places), _moved(before, _places(copy.deepcopy(given)))
-        cell.record("contract_held", Compared.of(held, broken, [*before]), f"after the load {checkpoint}")
+        cell.record(
+            "contract_held",
+            Compared.of(held, broken, [*before]),
+            checkpoint.at("after the load in the checkpoint of step {step}"),
+        )
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 

@@ -52,7 +52,12 @@ def partial_load(cell: Cell) -> None:
             for state in (live_state(target), before, checkpoint.state)
         )
         compared = compare_controlled(then, now, unlike(then, saved, same_leaves(saved, then)))
-        cell.record("contract_held", compared, f"not loaded {checkpoint}", side_effects.LOAD)
+        cell.record(
+            "contract_held",
+            compared,
+            checkpoint.at("not loaded in the checkpoint of step {step}"),
+            side_effects.LOAD,
+        )
     steps.load(cell, target, checkpoint, state=rest)
     checks.verify_restored(cell, target, checkpoint, controls)
     checks.resume(cell, target, checkpoint, reference)
@@ -64,7 +69,7 @@ def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, s
     checkpointer = cell.checkpointer
     assert isinstance(checkpointer, DcpCheckpointer)
     key = text_of(prefix)
-    where = f"read by the key {key} {saved}"
+    where = saved.at(f"read by the key {key} in the checkpoint of step {{step}}")
     with cell.phase("load"):
         nested = _load_state_dict_from_keys(
             key,

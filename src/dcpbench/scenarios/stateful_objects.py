@@ -56,7 +56,7 @@ def object_scenario(
     checks.verify_restored(cell, target, checkpoint, controls)
     loaded = {name: given[name] if isinstance(one, dict) else one for name, one in fresh.items()}
     with cell.phase("verify", "equality"):
-        cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
+        cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), checkpoint.place)
     checks.resume(cell, target, checkpoint, reference)
     return checkpoint, given
 
@@ -154,7 +154,7 @@ def stateful_or_not(cell: Cell) -> None:
     swapped = Recording({"plain": None, "stateful": None})
     swapped["stateful"] = Counting(0, device)
     compared = Compared.of(_wrong(given, fresh), _wrong(swapped, fresh), ["plain", "stateful"])
-    cell.record("contract_held", compared, str(checkpoint))
+    cell.record("contract_held", compared, checkpoint.place)
 
 
 def plain_values(device: torch.device, which: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import config_class
 from dcpbench.config.text import did_you_mean
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import AS_STORED, SECOND_DERIVATIVES, UNFROZEN, Problem
+from dcpbench.core.mismatch import AS_STORED, MOMENTS, SECOND_DERIVATIVES, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from dcpbench.verdict.known_failures import KnownFailure
@@ -107,7 +107,7 @@ def _made(hint: Any, plain: Any, at: str = "") -> Any:
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
     """Leave out and report the entries whose recomputation no plug-in provides."""
-    known = {AS_STORED, SECOND_DERIVATIVES, UNFROZEN, *(by for plugin in plugins() for by in plugin.defects)}
+    known = {AS_STORED, SECOND_DERIVATIVES, *(by for plugin in plugins() for by in plugin.defects)}
     idle = [one for one in found if not one.recomputations <= known]
     if idle:
         ids = ", ".join(dict.fromkeys(one.id for one in idle))
@@ -136,6 +136,7 @@ def check_entry(failure: KnownFailure) -> None:
         raise ConfigError(f"status {failure.status!r}; must be xfail or skip")
     for mismatch in (one for listed in failure.checks.values() for one in listed):
         re.compile(mismatch.name)
-        re.compile(mismatch.where)
         for unknown in set(mismatch.problems) - set(Problem):
             raise ConfigError(f"no problem {unknown!r} ({', '.join(Problem)})")
+        for unknown in set(mismatch.moments) - set(MOMENTS):
+            raise ConfigError(f"no moment {unknown!r} ({', '.join(MOMENTS)})")

@@ -84,12 +84,10 @@ def row_of(cell: PlannedCell, run: Attempt, shared: bool = False, flaky: bool | 
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
-    of_trainer: dict[str, Any] = next((report.steps for report in run.reports if report.steps), {})
-    bounds: dict[str, Any] = next((report.bounds for report in run.reports if report.bounds), {})
     shares = next((report.training_from for report in run.reports if report.training_from), None)
-    about = {**cell.columns, **of_trainer, "flaky": flaky, "started_at": run.started_at}
+    about = {**cell.columns, "flaky": flaky, "started_at": run.started_at}
     about["training_from"] = shares
-    flat = {**about, **columns, **verdict.checks, **metrics, **_losses(run.reports), **bounds}
+    flat = {**about, **columns, **verdict.checks, **metrics, **_losses(run.reports), **_noted(run.reports)}
     observed = (report for end in run.ends for report in end.observed)
     return _row(flat, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
 
@@ -131,6 +129,13 @@ def _phases(ends: Sequence[StageEnd]) -> dict[str, float]:
             phase = (one.phase or "").partition("/")[0]
             seconds[phase] = seconds.get(phase, 0.0) + one.value
     return seconds
+
+
+def _noted(reports: Sequence[RankReport]) -> dict[str, Any]:
+    """Return the columns that the first rank which did has noted."""
+    types = column_types()
+    every = ([note for note in report.notes if note.kind == "column"] for report in reports)
+    return {note.name: types[note.name].python(note.text) for note in next(filter(None, every), [])}
 
 
 def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:

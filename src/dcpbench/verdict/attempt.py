@@ -49,7 +49,7 @@ def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
     reports = [report for end in ends for report in end.observed]
     failed = tuple(filter(None, (failed_check(check, reports) for check in CHECKS)))
     details = {"reports_of_ranks": sorted(report.rank for report in ends[-1].reports), **stop.details}
-    if late := {str(report.rank): report.late_files for report in reports if report.late_files}:
+    if late := {str(report.rank): texts for report in reports if (texts := report.texts("late_files"))}:
         details["late_files"] = late
     if isinstance(stop.cause, RaisedError) and str(stop.cause.note).startswith(DISK_FULL):
         details[OUTSIDE] = DISK_FULL

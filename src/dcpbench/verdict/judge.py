@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import Gap, GapKind, Mismatch
+from dcpbench.core.mismatch import Gap, GapKind, Mismatch, Place
 from dcpbench.core.rank_report import CheckReport, RankReport, badness
 from dcpbench.core.sentences import mismatch_sentence, place_sentence
 from dcpbench.verdict.sentences import failed_sentence, gap_sentence, rank_numbers
@@ -99,22 +99,23 @@ def _result(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[
     views = _views(check, ranks)
     failed = failed_check(check, ranks)
     gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
-    missed = {f"{gap.name} {gap.where}".strip() for gap in gaps if gap.kind is GapKind.not_reported}
-    controls = {
-        f"{name} {where}".strip(): f"{name} {where}".strip() not in missed
-        for _, view in views
-        for where, control in view.control.items()
-        for name in control
+    missed = {(gap.name, gap.where): None for gap in gaps if gap.kind is GapKind.not_reported}
+    controlled = {
+        (name, where): None for _, view in views for where, of in view.control.items() for name in of
     }
     details = {
         "held": failed is None,
-        "control": controls,
-        "control_missed": sorted(missed),
+        "control": {_text(*one): one not in missed for one in controlled},
+        "control_missed": sorted(_text(*one) for one in missed),
         "worst": _listed(views, failed) if failed else [],
         "mismatch_count": sum(view.count for _, view in views),
     }
-    gaps = gaps if controls else [Gap(GapKind.no_control)]
+    gaps = gaps if controlled else [Gap(GapKind.no_control)]
     return _Result(failed, gaps, max(view.max_abs_diff for _, view in views), details)
+
+
+def _text(name: str | None, where: Place) -> str:
+    return f"{name} {where}".strip()
 
 
 def _views(check: str, reports: Sequence[RankReport]) -> list[tuple[int, CheckReport]]:
@@ -189,11 +190,11 @@ def _listed(views: Sequence[tuple[int, CheckReport]], failed: FailedCheck) -> li
     ]
 
 
-def _place_of(mismatch: Mismatch) -> tuple[str, str, str]:
+def _place_of(mismatch: Mismatch) -> tuple[str, str, Place]:
     return mismatch.name, mismatch.problem, mismatch.where
 
 
-def _steps(mismatch: Mismatch) -> tuple[list[int], list[int]]:
-    """Return the numbers in a mismatch's place and name, to sort by: those of a checkpoint and a step."""
-    where, name = (list(map(int, _NUMBER.findall(text))) for text in (mismatch.where, mismatch.name))
-    return where, name
+def _steps(mismatch: Mismatch) -> tuple[int, list[int]]:
+    """Return the step of a mismatch's place, and the numbers in its name, such as a step of training."""
+    step = mismatch.where.step
+    return -1 if step is None else step, [*map(int, _NUMBER.findall(mismatch.name))]

@@ -74,17 +74,16 @@ class KnownMismatch:
         problems: the problems that are known.
         by: the defect that must produce exactly this state, recomputed by a plug-in (`Plugin.defects`);
             `checkpoint` if the checkpoint must contain it; `second_derivatives` if the step must have them
-            under `fully_shard`; `unfrozen` if it must be the gradient of a twin that trains the frozen
-            parameter. Without the plug-in the entry is not used.
+            under `fully_shard`. Without the plug-in the entry is not used.
         within: largest difference, as a fraction of the largest magnitude in the tensor, or of the loss.
-        where: a regular expression for its full place (`in the checkpoint of step 4`).
+        moments: those of its place (`checkpoint`), which must have no `how`; by default any place.
     """
 
     name: str = MISSING
     problems: list[str] = MISSING
     by: str | None = None
     within: float | None = None
-    where: str = ".*"
+    moments: list[str] = field(default_factory=list)
 
     def matches(self, mismatch: Mismatch) -> bool:
         """Return whether a mismatch is this one, within its limit."""
@@ -92,7 +91,7 @@ class KnownMismatch:
         return (
             re.fullmatch(self.name, mismatch.name) is not None
             and mismatch.problem in self.problems
-            and re.fullmatch(self.where, mismatch.where) is not None
+            and (not self.moments or (mismatch.where.moment in self.moments and not mismatch.where.how))
             and self.by in (None, mismatch.by)
             and (self.within is None or (share is not None and share <= self.within))
         )

@@ -35,7 +35,8 @@ def failed_sentence(resume: Sequence[str], training: Sequence[str], resumes: boo
 def gap_sentence(check: str, gaps: Sequence[Gap]) -> str:
     """Return why a check could not have failed, or did not compare everywhere.
 
-    >>> gap_sentence("model_equal", [Gap(GapKind.not_reported, "in the checkpoint of step 4", "net1.weight")])
+    >>> from dcpbench.core.mismatch import Place
+    >>> gap_sentence("model_equal", [Gap(GapKind.not_reported, Place("checkpoint", 4), "net1.weight")])
     'model_equal: its control did not report net1.weight in the checkpoint of step 4'
     """
     first = gaps[0]
@@ -71,7 +72,8 @@ def cause_sentence(cause: Cause, before: Iterable[str] = (), place: str | None =
 
     >>> cause_sentence(RaisedError(2, "load", "KeyError", "'net1.weight'"))
     "rank 2 in load: KeyError: 'net1.weight'"
-    >>> lost = RaisedError(0, "train", "ValueError", "no", line="mine.py:31", when="after the load of step 6")
+    >>> from dcpbench.core.mismatch import Place
+    >>> lost = RaisedError(0, "train", "ValueError", "no", line="mine.py:31", when=Place("loaded", 6))
     >>> cause_sentence(lost)
     'rank 0 in train after the load of step 6: ValueError: no (mine.py:31)'
 
@@ -115,7 +117,7 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
     if found := "; ".join(before):
         text = f"{text} (before that {found})"
     notes = "".join(f" ({one})" for one in (error.line, error.note) if one)
-    return f"{' '.join(filter(None, (error.phase, error.when)))}: {text}{notes}"
+    return f"{' '.join(map(str, filter(None, (error.phase, error.when))))}: {text}{notes}"
 
 
 def _late(limit: LimitReached) -> str:

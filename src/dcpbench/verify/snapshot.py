@@ -106,7 +106,7 @@ class Idle:
     leaf: Any
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """A container of values in a live run.
 
     Args:
@@ -122,7 +122,7 @@ class Place(NamedTuple):
     like: ParameterPart | None = None
 
     @classmethod
-    def of(cls, stateful: Any, *prefix: str) -> "Place":
+    def of(cls, stateful: Any, *prefix: str) -> "Slot":
         """Return that of an object with `state_dict` and `load_state_dict`."""
         return cls(prefix, stateful.state_dict, stateful.load_state_dict)
 
@@ -155,12 +155,12 @@ def snapshot_parameters(parts: ParameterParts) -> dict[str, TensorLeaf]:
     return {name: _leaf(part.of(part.parameter), "param", part.extent) for name, part in parts.items()}
 
 
-def extra_states(model: nn.Module, *prefix: str) -> Iterator[Place]:
+def extra_states(model: nn.Module, *prefix: str) -> Iterator[Slot]:
     """Yield the extra state of each module that has some."""
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             fqn = plain_fqn(model, f"{name}._extra_state".lstrip("."))
-            yield Place((*prefix, fqn), module.get_extra_state, module.set_extra_state)
+            yield Slot((*prefix, fqn), module.get_extra_state, module.set_extra_state)
 
 
 def snapshot_optimizer(

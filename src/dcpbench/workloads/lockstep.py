@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import SECOND_DERIVATIVES, UNFROZEN, Mismatch, Problem
+from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.core.state import Name, named
 from dcpbench.verify.compare import Comparison
@@ -227,8 +227,7 @@ class Lockstep:
             mismatch, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             if not mismatch and name in self._unfrozen and mine is not None and bool(mine.any()):
-                facts = {"step": step}
-                mismatch = Mismatch(name, Problem.only_parallel, "gradient", facts=facts, by=UNFROZEN)
+                mismatch = Mismatch(name, Problem.only_parallel, "gradient", facts={"step": step})
             mismatches += [mismatch] if mismatch else []
             if twin is None or proven.get(of_use) or not twin.can_tell(bound.control):
                 continue

@@ -15,12 +15,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
+from dcpbench.core.mismatch import Place
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import StatePart
 from dcpbench.verify.perturb import perturb_model
 from dcpbench.verify.snapshot import (
     Leaves,
-    Place,
+    Slot,
     extra_states,
     named_as_saved,
     named_parameters,
@@ -78,7 +79,7 @@ class OwnRun:
         is_users: whether the workload is a user's.
     """
 
-    comes_after = "before the first save"
+    comes_after = Place("before the first save")
     grad_norm: float | None = None
     samples: int = 1
     _parts: Parts[str] | None = None
@@ -180,7 +181,7 @@ class OwnRun:
         scheduler = dict(self.scheduler.state_dict())
         return {StatePart.scheduler: snapshot_nested({"scheduler": scheduler}), StatePart.extra: extra}
 
-    def places(self) -> dict[StatePart, list[Place]]:
+    def places(self) -> dict[StatePart, list[Slot]]:
         several = isinstance(self.scheduler, Schedulers)
         schedulers = (
             {(key,): one for key, one in self.scheduler.by_key.items()} if several else {(): self.scheduler}
@@ -189,13 +190,13 @@ class OwnRun:
         modules = self.saved.modules.items()
         train_state = vars(self.train_state)
         return {
-            StatePart.scheduler: [Place.of(one, "scheduler", *key) for key, one in schedulers.items() if one],
+            StatePart.scheduler: [Slot.of(one, "scheduler", *key) for key, one in schedulers.items() if one],
             StatePart.extra: [
-                *(Place.of(one, name) for name, one in objects.items()),
+                *(Slot.of(one, name) for name, one in objects.items()),
                 *(place for name, module in modules for place in extra_states(module, name)),
-                Place(("train_state",), train_state.copy, train_state.update),
+                Slot(("train_state",), train_state.copy, train_state.update),
             ],
-            StatePart.random: [Place.of(self.random, "random")],
+            StatePart.random: [Slot.of(self.random, "random")],
         }
 
     def attributes(self) -> Leaves:

@@ -12,10 +12,10 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.compare import compare, same_leaf, same_leaves
-from dcpbench.verify.snapshot import Leaves, Place, retained
+from dcpbench.verify.snapshot import Leaves, Slot, retained
 from dcpbench.workloads.attributes import (
     inner_attributes,
     optimizer_of,
@@ -131,7 +131,7 @@ class TrainerRun:
         in_new: the names of the attributes that a new trainer has, and that are not None there.
     """
 
-    comes_after = "before the first save"
+    comes_after = Place("before the first save")
 
     def __init__(self, config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> None:
         """Build it on one rank; `limits` are those that an earlier run has shown."""
@@ -280,7 +280,7 @@ class TrainerRun:
         self._read_attributes()
         self._loaded = retained(values_within(self.trainer))
 
-    def places(self) -> dict[StatePart, list[Place]]:
+    def places(self) -> dict[StatePart, list[Slot]]:
         return {}
 
     def forget(self, seed: int) -> None:

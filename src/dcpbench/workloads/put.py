@@ -22,7 +22,7 @@ from dcpbench.verify.snapshot import (
     Idle,
     Leaf,
     Leaves,
-    Place,
+    Slot,
     TensorLeaf,
     below,
     digest_of,
@@ -46,7 +46,7 @@ _REPLACED = ("noise", "tensor_object", "train_state")
 """Objects that a run replaces when it forgets its state."""
 
 
-def places_of(run: Run) -> dict[StatePart, list[Place]]:
+def places_of(run: Run) -> dict[StatePart, list[Slot]]:
     """Return the containers that the values of a run lie in, by part."""
     return {
         StatePart.model: [*extra_states(run.model)],
@@ -55,7 +55,7 @@ def places_of(run: Run) -> dict[StatePart, list[Place]]:
     }
 
 
-def _of_optimizer(run: Run) -> Iterator[Place]:
+def _of_optimizer(run: Run) -> Iterator[Slot]:
     known, number = parts_of_each(named_parts(run.model)), 0
     for one in each_of(run.optimizer):
         state = one.state
@@ -64,12 +64,12 @@ def _of_optimizer(run: Run) -> Iterator[Place]:
                 alone = {f"group{number}.{at}": ParameterPart(parameter, extent_of(parameter))}
                 read, put = partial(_entries, state, parameter), partial(state.__setitem__, parameter)
                 for fqn, part in known.get(id(parameter), alone).items():
-                    yield Place(("state", fqn), read, put, part)
+                    yield Slot(("state", fqn), read, put, part)
             number += 1
         for owner in [owner for owner in state if not isinstance(owner, torch.Tensor)]:
-            yield Place(("state", str(owner)), partial(state.get, owner), partial(state.__setitem__, owner))
+            yield Slot(("state", str(owner)), partial(state.get, owner), partial(state.__setitem__, owner))
     for number, group in enumerate(run.optimizer.param_groups):
-        yield Place(("param_groups", number), partial(_options, group), group.update)
+        yield Slot(("param_groups", number), partial(_options, group), group.update)
 
 
 def _entries(state: Mapping[Any, Any], parameter: Any) -> Any:
@@ -153,7 +153,7 @@ class _Put:
     recall: Recall
 
     @torch.no_grad()
-    def into(self, live: Leaves, places: Iterable[Place]) -> None:
+    def into(self, live: Leaves, places: Iterable[Slot]) -> None:
         """Copy tensors in place; replace other values, and what is missing, in their containers. A user's
         object that refuses its values keeps its own."""
         for name in self.leaves.keys() & live.keys():
@@ -167,7 +167,7 @@ class _Put:
             if names := [name for name in values if name[: len(prefix)] == prefix]:
                 _offer(place, partial(self._changed, names, place))
 
-    def _changed(self, names: Sequence[Name], place: Place, values: Any) -> Any:
+    def _changed(self, names: Sequence[Name], place: Slot, values: Any) -> Any:
         """Return the values of a container with the leaves of these names."""
         prefix = place.prefix
         if prefix in names and self.leaves[prefix] is not ABSENT:  # as the extra state of a module
@@ -179,7 +179,7 @@ class _Put:
                 changed[name[-1]] = self._value(name, None, place.like)
         return changed
 
-    def _within(self, values: Any, place: Place) -> Any:
+    def _within(self, values: Any, place: Slot) -> Any:
         """Return a copy of nested values with the leaves that are in it."""
         changed = copy.copy(values)
         for key, value, name in reversed([*items(values, place.prefix)]):  # of a list the last items go first
@@ -215,7 +215,7 @@ class _Put:
         return current
 
 
-def _offer(place: Place, made: Callable[[Any], Any]) -> None:
+def _offer(place: Slot, made: Callable[[Any], Any]) -> None:
     """Put into a container what is built from its values. A user's object that refuses it keeps its own."""
     values = place.read()
     before = None if place.like else copy.deepcopy(values)

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from dcpbench.core.mismatch import Place
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name, StatePart
-from dcpbench.verify.snapshot import Leaves, Place, local_part, named_parts, parts_of_each
+from dcpbench.verify.snapshot import Leaves, Slot, local_part, named_parts, parts_of_each
 from dcpbench.verify.whole_tensors import dense
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.stateful import TrainState
@@ -74,7 +75,7 @@ class Run(Protocol):
         alive: for each step, whether this rank had a gradient that is not zero: the losses of a dead net
             prove nothing.
         limits: what of it cannot be compared. The last step of the reference run shows which generators.
-        comes_after: the last save or load of it, for people.
+        comes_after: the last save or load of it.
     """
 
     world: World
@@ -85,7 +86,7 @@ class Run(Protocol):
     train_state: TrainState
     alive: list[bool]
     limits: Limits
-    comes_after: str
+    comes_after: Place
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpointer saves, and loads into, by top-level key."""
@@ -103,7 +104,7 @@ class Run(Protocol):
     def train(self, batches: Batches, until: int) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step."""
 
-    def places(self) -> dict[StatePart, list[Place]]:
+    def places(self) -> dict[StatePart, list[Slot]]:
         """Return the containers of the same state, and of the generators, as far as values can be put."""
 
     def forget(self, seed: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.plugins.faults.expected import NothingToInjectError
 from support.alone import alone
 
 ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}

@@ -58,7 +58,7 @@ def test_error_in_a_load_can_detect_a_fault(phase: str, error: str, message: str
 
 
 def test_fault_without_a_target_is_a_skip() -> None:
-    error = RaisedError(1, "load", "AnyError", "it would change nothing there", not_injected=True)
+    error = RaisedError(1, "load", "NothingToInjectError", "it would change nothing there")
     verdict = job(CONFIG).verdict([raised(error)])
     assert (verdict.status, verdict.reason) == ("skip", "fault=lr: it would change nothing there")
     found = reports()

@@ -11,8 +11,8 @@ from conftest import dcpbench, run, tiered
 from dcpbench.cli import reference
 from dcpbench.config.groups import Expect, rank_of
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults import registry
+from dcpbench.plugins.faults.expected import NothingToInjectError
 from support.alone import run_alone
 from support.commands import python
 from support.pretended_engine import PRETENDED

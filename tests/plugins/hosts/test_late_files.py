@@ -12,6 +12,7 @@ from conftest import SMALL, Finished, run, words_of
 from support.hosts import ray_in
 from support.late_files import WAITS_S, late_hosts
 from support.namespaces import namespaces, not_here
+from support.notes import texts
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
 
@@ -54,7 +55,7 @@ def _late(row: dict[str, Any]) -> list[dict[str, set[str]]]:
     """Return the files that each rank reports as late, by check."""
     reported: list[dict[str, set[str]]] = [defaultdict(set) for _ in range(4)]
     for rank in row["details"]["ranks"]:
-        for text in rank["late_files"]:
+        for text in texts(rank, "late_files"):
             path, where = text.partition(": host ")[0].split(" ", 1)
             reported[rank["rank"]][where].add(path)
     return reported
@@ -75,7 +76,7 @@ def test_late_files_are_awaited_and_reported(ended: Finished, name: str, seen: s
         assert seen_late == own[0] if rank else seen_late <= own[0], rank
         assert reported["of this stage"] == handover, rank
         assert reported["of the stage before"] == own[1] | handover, "to other processes they are late again"
-    texts = [text for rank in row["details"]["ranks"] for text in rank["late_files"]]
+    texts = [text for rank in row["details"]["ranks"] for text in texts(rank, "late_files")]
     sentence = rf"\S+ .*: host 10\.77\.0\.[12] saw \d+ bytes, this one {seen}, for (\d+\.\d) s"
     assert all(re.fullmatch(sentence, text) for text in texts), texts
 

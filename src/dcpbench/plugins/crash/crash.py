@@ -17,7 +17,7 @@ from dcpbench.cell import checks, contract, handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.on_disk import FolderState, newest_first
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.crash.disk_states import Crash
 from dcpbench.plugins.crash.killing import PUBLISHER, At, Killing, misplaced
@@ -136,7 +136,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     # The control: the same files contradict every other point.
     others = [wrong(at)[:1] for at in At if at is not killing.at] if here else []
     broken = [violation for found in others for violation in found] if all(others) else []
-    where, names = f"of the save of step {killed.step}", ["where it was killed"] if here else []
+    where, names = Place("of the save of step {step}", killed.step), ["where it was killed"] if here else []
     cell.record("contract_held", Compared.of(wrong(killing.at) if here else [], broken, names), where)
 
     raised = {int(mark.stem) for mark in killing.marks.glob("*.raised")}
@@ -149,9 +149,8 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
         return [contract.violation("the save", f"rank {rank} did not raise") for rank in ranks]
 
     if killing.uploader:
-        cell.record(
-            "contract_held", Compared.of(silent(raised), silent(set()), ["the save"]), f"{where}, reported"
-        )
+        compared = Compared.of(silent(raised), silent(set()), ["the save"])
+        cell.record("contract_held", compared, where._replace(how=", reported"))
 
 
 def _load_newest(cell: Cell, target: Run, candidates: list[Checkpoint]) -> Checkpoint | None:

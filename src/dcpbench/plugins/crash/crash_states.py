@@ -21,7 +21,7 @@ from dcpbench.cell.checks import verify_values
 from dcpbench.cell.handover import leave, take
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import key_of, text_of
 from dcpbench.plugins.crash.disk_states import Crash, DiskState, after, disk_states
@@ -173,7 +173,7 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], succeeded: bo
     in_controls = [kind for control in controls for kind in control.distinct]
     for check, breaks in BREAKS.items():
         if not succeeded and all(after_success for after_success, _ in breaks):
-            cell.report.not_applied[check] = "the save was refused"
+            cell.leave_out([check], "the save was refused")
             continue
         violations = [
             contract.violation(str(kind), _sentence(found, kind))
@@ -187,7 +187,7 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], succeeded: bo
             for after_success, loaded in sorted(breaks)
             if succeeded or not after_success
         ]
-        cell.record(check, Compared.of(violations, control, names), f"of the save of step {step}")
+        cell.record(check, Compared.of(violations, control, names), Place("of the save of step {step}", step))
 
 
 def _sentence(found: Survey, kind: StateKind) -> str:

@@ -8,13 +8,17 @@ from dcpbench.config.schema import Config
 from dcpbench.verdict.verdict import Verdict
 
 
+class NothingToInjectError(Exception):
+    """The cell's fault cannot be injected: there is no target for it, or it would change nothing."""
+
+
 def judge(config: Config, verdict: Verdict) -> Verdict:
     """Return the verdict with `fault_seen`: whether a check, or a load that raised, detected the fault. If it
     cannot be injected into the cell, return a skip."""
     fault, error = config.fault, verdict.error
     if not fault.target or verdict.status == "skip":
         return verdict
-    if error and error.not_injected and not verdict.failed:
+    if error and error.type == NothingToInjectError.__name__ and not verdict.failed:
         return Verdict("skip", f"fault={fault.name}: {error.message}")
     expects = [
         expect if expect.rank is None else replace(expect, rank=rank_of(expect.rank, config.most_ranks))

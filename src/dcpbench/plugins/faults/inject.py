@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.config.groups import FaultConfig, Place, rank_of
-from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.targets import Target
 from dcpbench.plugins.faults.wrong_training import WrongTraining
 from dcpbench.workloads.run import Run

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
-from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.core.state import text_of
+from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
 

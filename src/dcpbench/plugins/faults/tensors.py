@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dcpbench.config.groups import Expect, Only, Place
-from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.registry import fault, on_one_rank, staged
 from dcpbench.plugins.faults.values import A_WEIGHT, WITH_MOMENTS, component
 

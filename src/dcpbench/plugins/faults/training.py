@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from dcpbench.config.groups import Expect, Only, Place
-from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.registry import fault
 
 if TYPE_CHECKING:

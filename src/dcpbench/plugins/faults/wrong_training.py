@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dcpbench.config.mesh import dp_degree
-from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Run

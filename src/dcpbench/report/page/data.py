@@ -20,6 +20,7 @@ from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.sentences import described
 from dcpbench.core.statuses import SHOWN
+from dcpbench.records.notes import notes_of
 from dcpbench.records.row import columns, dict_in, list_in
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.verdict.sentences import rank_numbers
@@ -186,25 +187,24 @@ def _clean(value: Any, characters: int) -> Any:
 
 def why_null(row: dict[str, Any]) -> list[list[str]]:
     """Return pairs of a check that the row does not have, or of a part that no check compared, and why."""
-    reasons: dict[str, Any] = {}
-    for rank in map(dict_in, list_in(dict_in(row["details"]).get("ranks"))):
-        reasons |= dict_in(rank.get("not_applied"))
-        for part in map(dict_in, list_in(rank.get("left_out"))):
-            texts = part.get("check"), part.get("name") and f"of {part['name']}", part.get("where")
-            reasons[" ".join(str(text) for text in texts if text)] = part.get("why")
+    reasons: dict[str, str] = {}
+    parts: dict[str, str] = {}
+    for note in notes_of(row):
+        if note.check:
+            part = " ".join(filter(None, (note.name and f"of {note.name}", str(note.place or ""))))
+            if not note.name:
+                reasons[note.check] = note.sentence
+            if part or note.check not in CHECKS:
+                parts[f"{note.check} {part}".strip()] = note.sentence
     ended = {"skip": "the cell was skipped"} | {
         status: f"the cell ended as {status} before, or the check does not apply"
         for status in ("crash", "timeout", "error")
     }
-    parts = [[name, str(why)] for name, why in reasons.items() if name not in CHECKS][:_MISSED]
     return [
-        [
-            name,
-            str(reasons.get(name) or ended.get(row["status"]) or f"applies to {spec.where or 'other cells'}"),
-        ]
+        [name, reasons.get(name) or ended.get(row["status"]) or f"applies to {spec.where or 'other cells'}"]
         for name, spec in CHECKS.items()
         if row[name] is None
-    ] + parts
+    ] + [[part, why] for part, why in [*parts.items()][:_MISSED]]
 
 
 def _checks(details: dict[str, Any], characters: int) -> dict[str, Any]:
