@@ -99,23 +99,20 @@ def _result(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[
     views = _views(check, ranks)
     failed = failed_check(check, ranks)
     gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
-    missed = {(gap.name, gap.where): None for gap in gaps if gap.kind is GapKind.not_reported}
-    controlled = {
-        (name, where): None for _, view in views for where, of in view.control.items() for name in of
-    }
+    missed = {(gap.name, gap.where) for gap in gaps if gap.kind is GapKind.not_reported}
+    controls: dict[str, bool] = {}
+    for where, of in (each for _, view in views for each in view.control.items()):
+        place = str(where)
+        controls |= {f"{name} {place}".strip(): (name, where) not in missed for name in of}
     details = {
         "held": failed is None,
-        "control": {_text(*one): one not in missed for one in controlled},
-        "control_missed": sorted(_text(*one) for one in missed),
+        "control": controls,
+        "control_missed": sorted(name for name, caught in controls.items() if not caught),
         "worst": _listed(views, failed) if failed else [],
         "mismatch_count": sum(view.count for _, view in views),
     }
-    gaps = gaps if controlled else [Gap(GapKind.no_control)]
+    gaps = gaps if controls else [Gap(GapKind.no_control)]
     return _Result(failed, gaps, max(view.max_abs_diff for _, view in views), details)
-
-
-def _text(name: str | None, where: Place) -> str:
-    return f"{name} {where}".strip()
 
 
 def _views(check: str, reports: Sequence[RankReport]) -> list[tuple[int, CheckReport]]:
