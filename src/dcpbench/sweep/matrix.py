@@ -8,7 +8,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -20,7 +20,9 @@ from dcpbench.config.schema import is_about_the_sweep
 from dcpbench.config.text import choices
 from dcpbench.core.plugins import plugins, report_absent
 from dcpbench.sweep.cells import CellWords
-from dcpbench.sweep.request import Request
+
+if TYPE_CHECKING:  # a request is composed with it
+    from dcpbench.sweep.request import Request
 
 Combined = Callable[[Sequence[Sequence[str]], str | None], Iterable[Sequence[str]]]
 Covering = Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]]
@@ -30,7 +32,7 @@ _PLUGIN = "plugin"
 """The key of a block that names the plug-in it needs."""
 
 
-def words_of_cells(request: Request, covering: Covering) -> list[CellWords]:
+def words_of_cells(request: "Request", covering: Covering) -> list[CellWords]:
     """Return the words of all cells that a request asks for, or of those that a resumed sweep has recorded.
 
     Args:
