@@ -173,7 +173,7 @@ def count_calls(
 def floor(config: Any, world: Any, checkpoints: Path) -> None:
     """Build, train, save and load the run of a cell, and resume it after each checkpoint."""
     from dcpbench.checkpointers.dcp import DcpCheckpointer
-    from dcpbench.workloads.build_run import build
+    from dcpbench.runs.build_run import build
     from dcpbench.workloads.workload import batches_of
 
     checkpointer, batches = DcpCheckpointer(checkpoints, config, world), batches_of(config, world.device)
@@ -244,9 +244,9 @@ def composed(row: dict[str, Any]) -> Any:
     from hydra import compose, initialize_config_dir
 
     from dcpbench.cli.by_hydra import register_groups
+    from dcpbench.compose.composer import typed
     from dcpbench.config.groups import Device
     from dcpbench.config.schema import conf_folder
-    from dcpbench.sweep.composer import typed
 
     register_groups()
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):

@@ -22,9 +22,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from dcpbench.verify import digest as module
-from dcpbench.verify.digest import digest
-from dcpbench.verify.layout import Extent, whole
+from dcpbench.state import digest as module
+from dcpbench.state.digest import digest
+from dcpbench.state.layout import Extent, whole
 
 RUNS = 15
 

@@ -2,7 +2,7 @@
 has to be caught by a test or by a sweep of healthy and planted cells.
 
     python bench/mutants.py --sample 40 --seed 1
-    python bench/mutants.py --only verify/compare.py
+    python bench/mutants.py --only compare/leaves.py
 
 A mutant is a copy of src/ with one edit, run in the environment of this process. It is caught when one of the
 steps ends with another exit status than 0, which is what it has without the edit, or takes ten times as long.
@@ -32,7 +32,7 @@ from mutations import EDITS, PACKAGE, Mutant, mutants, planted
 
 ROOT = Path(__file__).resolve().parents[1]
 VERIFICATION = (
-    *("verify", "cell", "scenarios", "workloads/twin.py", "workloads/lockstep.py"),
+    *("verify", "cell", "scenarios", "twin/twin.py", "twin/lockstep.py"),
     *("core/rank_report.py", "core/stage_end.py", "verdict"),
 )
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
@@ -44,7 +44,7 @@ _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not 
 STEPS: dict[str, tuple[str, ...]] = {
     "verdicts": (*_PYTEST, "tests/verdict"),
     "unit tests": (*_PYTEST, "tests/verify"),
-    "cells alone": (*_PYTEST, "tests/scenarios", "tests/workloads/test_lockstep.py"),
+    "cells alone": (*_PYTEST, "tests/scenarios", "tests/twin/test_lockstep.py"),
     "healthy cells": (
         *_SWEEP,
         *("parallel=ddp,fsdp2", "scenario=save_load,fine_tune,partial_load,in_place,overwrite", "saves=2"),
@@ -54,7 +54,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "planted scenarios": (
         *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
         *("tests/scenarios/test_planted_defects.py", "tests/plugins/faults/test_mistrained.py"),
-        *("tests/verify/test_on_ranks.py", "tests/plugins/defects/test_defects_alone.py"),
+        *("tests/compare/test_on_ranks.py", "tests/plugins/defects/test_defects_alone.py"),
     ),
 }
 """What has to fail, the quickest first; `{scratch}` is a folder of the mutant's own. What

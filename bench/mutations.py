@@ -10,8 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dcpbench"
 
-_CHECKS, _STEPS, _LOCKSTEP = "cell/checks.py", "cell/steps.py", "workloads/lockstep.py"
-_TRAINING, _TWIN = "verify/training.py", "workloads/twin.py"
+_CHECKS, _STEPS, _LOCKSTEP = "cell/checks.py", "cell/steps.py", "twin/lockstep.py"
+_TRAINING, _TWIN = "twin/gradients.py", "twin/twin.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
         "core/rank_report.py",
@@ -49,12 +49,12 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "shared and any(one.found for one in compared)",
     ),
     "controls of losses always true": (
-        "verify/training.py",
+        "twin/gradients.py",
         "is_usable and name in reported for",
         "True for",
     ),
     "controls of the audit always true": (
-        "verify/audit.py",
+        "formats/audit.py",
         "damage: any(found not in clean for found in audit(copy, wanted))",
         "damage: True",
     ),
@@ -79,7 +79,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "here = expected if True else",
     ),
     "small tensors always the same": (
-        "verify/compare.py",
+        "compare/leaves.py",
         "        if not torch.equal(one, other):\n",
         "        if False:\n",
     ),
@@ -135,7 +135,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "reversed(checkpoints[1:])",
     ),
     "all hyperparameters but lr skipped": (
-        "verify/snapshot.py",
+        "state/snapshot.py",
         '{**group, "params": names}',
         '{"lr": group["lr"], "params": names}',
     ),
@@ -145,7 +145,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         '    saved = retained_state(run)\n    cell.measure("save_stall_s", pending.released',
     ),
     "unrestored runs without noise": (
-        "workloads/build_run.py",
+        "runs/build_run.py",
         "Noise(config.seed).state_dict()",
         "Noise(seed).state_dict()",
     ),

@@ -9,9 +9,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from conftest import ONE_STEP, TESTS, run
+from dcpbench.compose.cells import CellWords
+from dcpbench.compose.matrix import jobs, repeated
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep.cells import CellWords
-from dcpbench.sweep.matrix import jobs, repeated
 from support.pretended_engine import PRETENDED
 
 BLOCKS = {

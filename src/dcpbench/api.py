@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from dcpbench.cell.cell import Cell
     from dcpbench.checkpointers.base import Checkpointer, Ranks
     from dcpbench.executors.agent import Agent
+    from dcpbench.runs.own_trainer import Trainer
     from dcpbench.workloads.components import Component
-    from dcpbench.workloads.own_trainer import Trainer
     from dcpbench.workloads.workload import Workload
 
 _OF_RANKS = {
@@ -66,7 +66,7 @@ _OF_RANKS = {
     "Checkpointer": "dcpbench.checkpointers.base",
     "Component": "dcpbench.workloads.components",
     "Ranks": "dcpbench.checkpointers.base",
-    "Trainer": "dcpbench.workloads.own_trainer",
+    "Trainer": "dcpbench.runs.own_trainer",
     "Workload": "dcpbench.workloads.workload",
 }
 """The module of each class that needs torch."""

@@ -24,7 +24,7 @@ def report_leak(answer: Connection, _: object, what: str) -> None:
     import torch
 
     from dcpbench.rank.run_cell import left_behind
-    from dcpbench.verify.process_state import ProcessState
+    from dcpbench.state.process_state import ProcessState
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     torch.distributed.new_group([0])

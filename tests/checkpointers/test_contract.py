@@ -15,13 +15,13 @@ from omegaconf import OmegaConf
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.code.provenance import conf_folders
+from dcpbench.compare.stored import compare_stored
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Problem
-from dcpbench.verify.audit import Entry, audit, controls
-from dcpbench.verify.layout import whole
-from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import TensorLeaf
+from dcpbench.formats.audit import Entry, audit, controls
+from dcpbench.state.layout import whole
+from dcpbench.state.snapshot import TensorLeaf
 
 FILES = {path.stem: path for folder in conf_folders() for path in folder.glob("checkpointer/*.yaml")}
 NAMES = sorted(FILES.keys() - {"trainer"})  # which saves a trainer, and no keys

@@ -8,9 +8,9 @@ import pytest
 
 from conftest import SMALL, run, tiered
 from dcpbench.checkpointers.object_store import ObjectStore
+from dcpbench.compose import validity
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep import validity
-from dcpbench.verify.files import digest_files
+from dcpbench.formats.files import digest_files
 from support.alone import alone, config, run_alone
 from support.notes import texts
 from support.s3 import CREDENTIALS, Server, s3_server

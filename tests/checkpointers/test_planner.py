@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from dcpbench.checkpointers.dcp_metadata import manifest_of
-from dcpbench.verify.audit import audit
+from dcpbench.formats.audit import audit
+from dcpbench.formats.dcp_metadata import manifest_of
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 

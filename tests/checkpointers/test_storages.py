@@ -7,12 +7,12 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from conftest import SMALL, Finished, run
-from dcpbench.checkpointers.nested import of_tensors
+from dcpbench.compare.leaves import compare
 from dcpbench.core.mismatch import Place
-from dcpbench.scenarios.stateful_objects import plain_values
-from dcpbench.verify.audit import Entry
-from dcpbench.verify.compare import compare
-from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
+from dcpbench.formats.audit import Entry
+from dcpbench.scenarios.dcp_api.stateful_objects import plain_values
+from dcpbench.state.nested import of_tensors
+from dcpbench.state.snapshot import TensorLeaf, snapshot_nested
 from support.alone import alone
 
 ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}

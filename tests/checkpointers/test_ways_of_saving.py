@@ -18,7 +18,7 @@ from dcpbench.checkpointers import dcp as dcp_module
 from dcpbench.checkpointers.dcp import DcpCheckpointer, forget_kept_by_dcp
 from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
-from dcpbench.verify.process_state import kept_by_dcp
+from dcpbench.state.process_state import kept_by_dcp
 from support.alone import STAGES_ONCE
 from support.notes import texts
 

@@ -15,13 +15,13 @@ import pytest
 from dcpbench.cli import doctor
 from dcpbench.cli.commands import main
 from dcpbench.cli.doctor import Line, examined
+from dcpbench.compose.validity import why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
 from dcpbench.executors import machine
 from dcpbench.executors.agent import ENVIRONMENT
 from dcpbench.executors.machine import Machine
-from dcpbench.sweep.validity import why_skip
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from dcpbench.code.provenance import SweepCode, package_digest
 from dcpbench.code.sources import Source, changed_files, commits_text, recorded
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, WorkloadConfig
 from dcpbench.config.schema import Config
-from dcpbench.sweep.plan import code_digest, own_packages
-from dcpbench.workloads.unsaved_values import is_users
+from dcpbench.plan.plan import code_digest, own_packages
+from dcpbench.runs.unsaved_values import is_users
 from support.commands import git
 
 A, B = "a" * 40, "b" * 40

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from dcpbench.compose.validity import check, resolve, why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import (
     Device,
@@ -24,7 +25,6 @@ from dcpbench.config.schema import SEED_STRIDE, Config, TimeoutsConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.executors.machine import Machine
-from dcpbench.sweep.validity import check, resolve, why_skip
 from support.alone import config
 
 GPUS = Machine(gpus=2, description={})

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from conftest import SMALL, Finished, run
+from dcpbench.compose.validity import resolve, why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors.interpreters import interpreter, versions_of
 from dcpbench.executors.local import LocalExecutor
 from dcpbench.executors.machine import Machine
 from dcpbench.rank.messages import CellSpec, RunId, WorldKind
-from dcpbench.sweep.validity import resolve, why_skip
 from support.alone import config
 from support.notes import texts
 

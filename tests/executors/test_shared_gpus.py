@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from conftest import SMALL
+from dcpbench.compose.cells import SweepCell
+from dcpbench.compose.validity import resolve
 from dcpbench.config.schema import Config
 from dcpbench.executors.interpreters import Versions, versions_of
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.machine import Machine
 from dcpbench.executors.shared_gpus import nccl_can_share, ranks_per_gpu
+from dcpbench.plan.plan import PlannedCell, identity_of, plan_of
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.row import shared_gpu_sentences
-from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.plan import PlannedCell, identity_of, plan_of
-from dcpbench.sweep.validity import resolve
 from support.alone import config
 from support.commands import python
 

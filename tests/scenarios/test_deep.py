@@ -3,8 +3,8 @@
 import pytest
 
 from conftest import SMALL, Finished, run, selected, tiered
+from dcpbench.compose.validity import resolve, why_skip
 from dcpbench.executors.machine import Machine
-from dcpbench.sweep.validity import resolve, why_skip
 from support.alone import config
 
 FAULTS = ("right_in_page_cache_alone", "value_served_from_memory")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.scenarios import formats
+from dcpbench.scenarios.dcp_api import formats
 from support.alone import alone, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell

@@ -16,17 +16,18 @@ from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.compare.controls import controllable
+from dcpbench.compare.leaves import compare
 from dcpbench.core.mismatch import Place
 from dcpbench.core.rank_report import CheckReport, Skip
-from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects, sub_groups
-from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable
-from dcpbench.verify.process_state import ProcessState
-from dcpbench.verify.snapshot import snapshot_nested
-from dcpbench.workloads.build_run import build
-from dcpbench.workloads.lockstep import CHECKS, REPLICAS
-from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run import Run
+from dcpbench.runs.build_run import build
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.run import Run
+from dcpbench.scenarios import fine_tune
+from dcpbench.scenarios.dcp_api import in_place, partial_load, refused_saves, stateful_objects, sub_groups
+from dcpbench.state.process_state import ProcessState
+from dcpbench.state.snapshot import snapshot_nested
+from dcpbench.twin.lockstep import CHECKS, REPLICAS
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
 from support.names import by_text

@@ -7,7 +7,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Place
-from dcpbench.scenarios import overwrite_ranks
+from dcpbench.scenarios.dcp_api import overwrite_ranks
 from support.alone import alone
 
 pytestmark = pytest.mark.cell

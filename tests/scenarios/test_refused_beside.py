@@ -13,7 +13,7 @@ from dcpbench.cell.contract import Unsaveable, verify_refused, verify_refused_be
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch, Place
-from dcpbench.verify.audit import Entry, Manifest
+from dcpbench.formats.audit import Entry, Manifest
 from support.alone import Ran, bare_cell, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell

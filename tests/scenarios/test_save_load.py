@@ -78,7 +78,7 @@ def test_raw_io_is_measured_with_each_save(saved: Finished, parallel: str, save:
 
 
 def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:
-    large = partial(plant, "dcpbench.verify.snapshot", "LARGE_BYTES", 8192)
+    large = partial(plant, "dcpbench.state.snapshot", "LARGE_BYTES", 8192)
     done = sweep(
         "-m", "device=cpu", "parallel=fsdp2", "model=wide", "optimizer=sgd", "saves=1", "world_size=2",
         "fault=none,weight_lowest_bit", *ONE_STEP, prepare=large,

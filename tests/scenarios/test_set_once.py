@@ -6,7 +6,7 @@ from dcpbench.cell import checks
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.run import Run
+from dcpbench.runs.run import Run
 from support.alone import run_alone
 from support.notes import why_not
 

@@ -20,9 +20,9 @@ from dcpbench.config.groups import FaultConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import declared_values, load_plugins
 from dcpbench.core.rank_report import RankReport
+from dcpbench.plan import known_failures
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.rank.run_cell import run_cell
-from dcpbench.sweep import known_failures
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads.world import World
 from support.ends import reported

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dcpbench.workloads.own_trainer import Setup
+from dcpbench.runs.own_trainer import Setup
 from dcpbench.workloads.workload import Workload
 from support.ordinary_workloads import WIDTH, inputs, reversed_loss
 from support.own_trainer import Trainer

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
-from dcpbench.workloads.own_trainer import Setup
+from dcpbench.runs.own_trainer import Setup
 from support.healthy_workloads import WIDTH, Adapted, Counts, NamesState, Tokens, net, pairs, squared
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CyclicLR
 from torch.testing._internal.two_tensor import TwoTensor
 
-from dcpbench.verify.snapshot import local_part
+from dcpbench.state.snapshot import local_part
 from dcpbench.workloads.workload import Workload
 
 WIDTH = 8

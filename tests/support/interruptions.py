@@ -24,7 +24,7 @@ from support.drivers import plant
 IN_DRIVER = {
     "composing": ("dcpbench.sweep.run", "cells_of"),
     "probe": ("dcpbench.executors.machine", "probe"),
-    "planning": ("dcpbench.sweep.plan", "_planned"),
+    "planning": ("dcpbench.plan.plan", "_planned"),
     "begin": ("dcpbench.sweep.folder", "Record.write"),
     "join": ("dcpbench.executors.rank_group", "_fork"),
     "row": ("dcpbench.records.store", "append_row"),

@@ -6,7 +6,7 @@ from typing import Any
 from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.machine import Machine
-from dcpbench.sweep.plan import PlannedCell, identity_of, kinds_of
+from dcpbench.plan.plan import PlannedCell, identity_of, kinds_of
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import row
 

@@ -4,18 +4,18 @@ places, and of what there each name."""
 from dataclasses import replace
 from typing import Any
 
+from dcpbench.compare.controls import controllable
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.state import CHECK_OF, text_of
+from dcpbench.formats.audit import Chunk, Entry, Manifest, controls
+from dcpbench.runs.build_run import build
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.run_state import live_state
 from dcpbench.scenarios import fine_tune
-from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
-from dcpbench.verify.flags import HOOKS
-from dcpbench.verify.perturb import controllable
-from dcpbench.verify.process_state import ProcessState
-from dcpbench.workloads.build_run import build
+from dcpbench.state.flags import HOOKS
+from dcpbench.state.process_state import ProcessState
 from dcpbench.workloads.generators import states_of_generators
-from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, config, world
 

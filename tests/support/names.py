@@ -1,7 +1,7 @@
 """Leaves by the texts of their names."""
 
 from dcpbench.core.state import text_of
-from dcpbench.verify.snapshot import Leaf, Leaves
+from dcpbench.state.snapshot import Leaf, Leaves
 
 
 def by_text(leaves: Leaves) -> dict[str, Leaf]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from dcpbench.workloads.own_trainer import Setup
+from dcpbench.runs.own_trainer import Setup
 from support.own_trainer import SavesInTheBackground, Trainer
 
 

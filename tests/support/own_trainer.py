@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader
 
-from dcpbench.workloads.own_trainer import Setup
+from dcpbench.runs.own_trainer import Setup
 
 
 @dataclass

@@ -15,9 +15,9 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.machine import Machine
+from dcpbench.plan.plan import Plan, PlannedCell
 from dcpbench.rank.messages import CellSpec
 from dcpbench.sweep.driver import Sweep
-from dcpbench.sweep.plan import Plan, PlannedCell
 from support.ends import reported
 from support.jobs import job
 

@@ -8,7 +8,7 @@ import gc
 
 from dcpbench.core.plugins import load_plugins
 from dcpbench.executors import cleanup
-from dcpbench.sweep import known_failures
+from dcpbench.plan import known_failures
 
 cleanup.adopt_orphans()
 load_plugins()

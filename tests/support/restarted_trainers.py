@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from dcpbench.workloads.own_trainer import Setup
+from dcpbench.runs.own_trainer import Setup
 
 
 def net() -> nn.Sequential:

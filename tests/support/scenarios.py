@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
+from dcpbench.compare.across_layouts import digests
+from dcpbench.compare.controls import all_different
+from dcpbench.compare.leaves import compare
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import text_of
-from dcpbench.verify.compare import compare
-from dcpbench.verify.compare_layouts import digests
-from dcpbench.verify.perturb import all_different
-from dcpbench.verify.snapshot import snapshot_model
-from dcpbench.workloads.build_run import build_twin
+from dcpbench.runs.build_run import build_twin
+from dcpbench.state.snapshot import snapshot_model
 
 VICTIM = 2
 

@@ -14,10 +14,10 @@ from conftest import Finished, dcpbench, resume, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import is_how_run, schema_class
 from dcpbench.core.cell_key import HOW_RUN
+from dcpbench.plan.plan import PlannedCell, part_of
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, read_lines
 from dcpbench.sweep.folder import Record
-from dcpbench.sweep.plan import PlannedCell, part_of
 from dcpbench.sweep.request import value_of
 from dcpbench.sweep.valid_rows import valid_rows
 from support.alone import config

@@ -17,8 +17,8 @@ import pytest
 from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, resume, run, start, words_of
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.plan.plan import expected_digest, identity_of
 from dcpbench.records.store import append_row, keep_lines, read_lines
-from dcpbench.sweep.plan import expected_digest, identity_of
 from dcpbench.verdict.known_failures import KnownFailure
 from support.pretended_engine import PRETENDED
 from support.rows import measured, row

@@ -17,11 +17,11 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.core.statuses import STATUSES
 from dcpbench.executors.base import Executor, HostsLostError
+from dcpbench.plan.plan import _one_per_run, code_digest
 from dcpbench.rank.messages import CellSpec, WorldKind
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import append_row, read_lines, read_rows
 from dcpbench.sweep.cell_runner import CellRunner, clear, is_due
-from dcpbench.sweep.plan import _one_per_run, code_digest
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.sweep.valid_rows import valid_rows
 from dcpbench.verdict.verdict import OUTSIDE, Verdict

@@ -10,7 +10,7 @@ from dcpbench.analysis.causes import short_reason
 from dcpbench.core.mismatch import Mismatch, Place, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.sweep.known_failures import check_entry
+from dcpbench.plan.known_failures import check_entry
 from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
 from support.ends import raised, reported

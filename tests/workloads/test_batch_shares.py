@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from dcpbench.verify.compare import same_value
+from dcpbench.compare.leaves import same_value
 from dcpbench.workloads.batch import leaves, samples_of, share_of
 
 Pair = namedtuple("Pair", "x y")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dcpbench.workloads.build_run import build
-from dcpbench.workloads.own_run import OwnRun
+from dcpbench.runs.build_run import build
+from dcpbench.runs.own_run import OwnRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, run_alone, world
 

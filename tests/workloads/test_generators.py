@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.build_run import build, build_twin
+from dcpbench.runs.build_run import build, build_twin
 from dcpbench.workloads.generators import (
     ALL,
     RandomState,

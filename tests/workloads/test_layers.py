@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.config.groups import ActivationCheckpointing
-from dcpbench.verify.snapshot import plain_fqn
+from dcpbench.state.snapshot import plain_fqn
 from dcpbench.workloads.parallelisms import fsdp2_per_layer, layers, planned, wrap_layers
 from dcpbench.workloads.workload import workload_of
 from support.alone import config, group_of_one

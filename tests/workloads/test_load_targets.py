@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from dcpbench.compare.controls import compared_names
+from dcpbench.compare.leaves import same_leaves
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.state import StatePart, text_of
-from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.perturb import compared_names
-from dcpbench.workloads.build_run import build
-from dcpbench.workloads.put import make_different
-from dcpbench.workloads.run_state import before_a_step, live_state
+from dcpbench.runs.build_run import build
+from dcpbench.runs.put import make_different
+from dcpbench.runs.run_state import before_a_step, live_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, world
 

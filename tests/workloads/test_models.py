@@ -7,8 +7,8 @@ import pytest
 
 from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.core.state import StatePart
-from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import live_state
+from dcpbench.runs.build_run import build
+from dcpbench.runs.run_state import live_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import alone, config, world
 

@@ -8,12 +8,12 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
+from dcpbench.compose.validity import resolve, why_skip
 from dcpbench.executors.machine import Machine
-from dcpbench.sweep.validity import resolve, why_skip
-from dcpbench.verify.snapshot import snapshot_optimizer
-from dcpbench.workloads.build_run import build
+from dcpbench.runs.build_run import build
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.state.snapshot import snapshot_optimizer
 from dcpbench.workloads.optimizers import Optimizers
-from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, run_alone, world
 

@@ -5,7 +5,7 @@ from unittest import mock
 import torch
 
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.build_run import build, computes_in
+from dcpbench.runs.build_run import build, computes_in
 from dcpbench.workloads.parallelisms import fully_shard_options
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, world

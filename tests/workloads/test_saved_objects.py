@@ -11,10 +11,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.state import StatePart
-from dcpbench.verify.snapshot import retained
-from dcpbench.workloads.build_run import build, build_twin
+from dcpbench.runs.build_run import build, build_twin
+from dcpbench.runs.put import copy_state, make_different
+from dcpbench.state.snapshot import retained
 from dcpbench.workloads.generators import generators_of, reseed, set_generator, state_of_generator
-from dcpbench.workloads.put import copy_state, make_different
 from dcpbench.workloads.stateful import SavedObjects
 from dcpbench.workloads.workload import Workload, workload_of
 from support.alone import config, run_alone, world

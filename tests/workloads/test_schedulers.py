@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from dcpbench.config.schema import conf_folder
-from dcpbench.workloads.build_run import build
+from dcpbench.runs.build_run import build
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, run_alone, unexplained, world
 

@@ -8,9 +8,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
 from dcpbench.core.state import StatePart
-from dcpbench.verify.snapshot import by_parameter
-from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import as_saved, live_state, promised_keys
+from dcpbench.runs.build_run import build
+from dcpbench.runs.run_state import as_saved, live_state, promised_keys
+from dcpbench.state.snapshot import by_parameter
 from support.alone import alone, config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}

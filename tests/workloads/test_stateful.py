@@ -2,7 +2,7 @@
 
 import torch
 
-from dcpbench.verify.compare import bits
+from dcpbench.compare.leaves import bits
 from dcpbench.workloads.stateful import MovingObject
 
 CPU = torch.device("cpu")

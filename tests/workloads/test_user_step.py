@@ -15,9 +15,9 @@ from torch.optim.swa_utils import AveragedModel
 import support.transformers
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.rank_report import Skip
-from dcpbench.verify.snapshot import named_as_saved, snapshot_model
+from dcpbench.runs.run import Use, each_use, names_of_uses
+from dcpbench.state.snapshot import named_as_saved, snapshot_model
 from dcpbench.workloads.parallelisms import ddp
-from dcpbench.workloads.run import Use, each_use, names_of_uses
 from dcpbench.workloads.workload import workload_of
 from support.alone import config, group_of_one, run_alone
 from support.ordinary_workloads import net, reversed_loss

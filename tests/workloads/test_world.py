@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.scenarios import sub_groups
+from dcpbench.scenarios.dcp_api import sub_groups
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads import world as world_module
 from dcpbench.workloads.world import COLLECTIVE_TIMEOUT, World

@@ -20,8 +20,8 @@ from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
-from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run import Run
+from dcpbench.runs.run_state import State
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
 

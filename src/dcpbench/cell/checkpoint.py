@@ -9,19 +9,19 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
+from dcpbench.compare.across_layouts import compare_state
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, key_of
-from dcpbench.verify.compare_layouts import compare_state
-from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import (
+from dcpbench.runs.run import Run
+from dcpbench.runs.run_state import (
     Keys,
     State,
     StateByKey,
     live_state,
     saved_and_live,
 )
+from dcpbench.state.snapshot import Leaves
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer, is_under
 from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
+from dcpbench.formats.files import compare_files
 from dcpbench.records.files import file_lengths
-from dcpbench.verify.files import compare_files
 
 CHECK = "files_unchanged"
 SHOWS_S = 60.0

@@ -22,23 +22,20 @@ from dcpbench.cell.explained import (
     record_restored,
 )
 from dcpbench.cell.steps import Story, other_seed
+from dcpbench.compare.controls import compare_controlled, compared_names, unlike
+from dcpbench.compare.leaves import Comparison
+from dcpbench.compare.stored import leaves_like
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Place
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
-from dcpbench.verify.compare import Comparison
-from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
-from dcpbench.verify.plain_read import leaves_like
-from dcpbench.verify.snapshot import Leaves
-from dcpbench.verify.training import compare_resumed
-from dcpbench.workloads import build_run, lockstep, put
-from dcpbench.workloads.lockstep import Lockstep
-from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
-from dcpbench.workloads.put import change_again, copy_state
-from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
-from dcpbench.workloads.run_state import (
+from dcpbench.runs import build_run, put
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.own_trainer import TrainerRun, TrainingEndedError
+from dcpbench.runs.put import change_again, copy_state
+from dcpbench.runs.run import Limits, Run, Unchanged, dtypes_of
+from dcpbench.runs.run_state import (
     State,
     as_judged,
     as_saved,
@@ -49,6 +46,10 @@ from dcpbench.workloads.run_state import (
     retained_copy,
     retained_state,
 )
+from dcpbench.state.snapshot import Leaves
+from dcpbench.twin import lockstep
+from dcpbench.twin.gradients import compare_resumed
+from dcpbench.twin.lockstep import Lockstep
 
 Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""

@@ -13,15 +13,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.compare.leaves import Comparison
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Place
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import CHECK_OF, Name, StatePart, text_of
-from dcpbench.verify.compare import Comparison
-from dcpbench.workloads.put import put_saved
-from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.put import put_saved
+from dcpbench.runs.run import Run
+from dcpbench.runs.run_state import State
 
 Part = TypeVar("Part", bound=str)
 

@@ -14,14 +14,14 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import its
 from dcpbench.cell.explained import record_restored
 from dcpbench.cell.steps import Story
+from dcpbench.compare.across_layouts import compare_ranks
+from dcpbench.compare.leaves import Comparison
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Place
 from dcpbench.core.state import StatePart, named
-from dcpbench.verify.compare import Comparison
-from dcpbench.verify.compare_layouts import compare_ranks
-from dcpbench.verify.snapshot import PLAIN
-from dcpbench.workloads.run import Limits
-from dcpbench.workloads.run_state import State, full_tensors
+from dcpbench.runs.run import Limits
+from dcpbench.runs.run_state import State, full_tensors
+from dcpbench.state.snapshot import PLAIN
 
 _ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 

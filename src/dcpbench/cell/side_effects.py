@@ -5,20 +5,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dcpbench.cell.cell import Cell
+from dcpbench.compare.controls import compare_controlled
 from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
-from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.process_state import ProcessState
-from dcpbench.verify.snapshot import Leaves, retained
-from dcpbench.workloads.generators import states_of_generators
-from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import (
+from dcpbench.runs.run import Run
+from dcpbench.runs.run_state import (
     State,
     live_gradients,
     live_state,
     retained_state,
 )
+from dcpbench.state.process_state import ProcessState
+from dcpbench.state.snapshot import Leaves, retained
+from dcpbench.workloads.generators import states_of_generators
 
 SAVE: Sides = ("{} before the save", "{} after it")
 LOAD: Sides = ("{} before the load", "{} after it")

@@ -17,20 +17,18 @@ from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.explained import differs, explain_raised, explained_in_checkpoint
+from dcpbench.compare.leaves import Comparison
+from dcpbench.compare.stored import compare_stored
 from dcpbench.core.mismatch import Place
 from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
-from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.compare import Comparison
-from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import Leaves, retained
-from dcpbench.workloads import build_run
-from dcpbench.workloads.generators import States
-from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.own_trainer import TrainerRun
-from dcpbench.workloads.run import NO_LIMITS, Limits, Run
-from dcpbench.workloads.run_state import (
+from dcpbench.formats.audit import compare_manifest
+from dcpbench.runs import build_run
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.own_trainer import TrainerRun
+from dcpbench.runs.run import NO_LIMITS, Limits, Run
+from dcpbench.runs.run_state import (
     State,
     as_saved,
     before_a_step,
@@ -38,6 +36,8 @@ from dcpbench.workloads.run_state import (
     promised_keys,
     retained_state,
 )
+from dcpbench.state.snapshot import Leaves, retained
+from dcpbench.workloads.generators import States
 
 
 @dataclass

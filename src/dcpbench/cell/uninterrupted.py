@@ -15,18 +15,16 @@ from typing import Any
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.steps import Story
+from dcpbench.compare.controls import compare_controlled
 from dcpbench.config.schema import FEWEST_STEPS, Config
 from dcpbench.config.text import duration_text, listed
 from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.core.state import StatePart, text_of
-from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.snapshot import retained
-from dcpbench.workloads import lockstep
-from dcpbench.workloads.attributes import changed_by_training, own_attributes
-from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
-from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import (
+from dcpbench.runs.attributes import changed_by_training, own_attributes
+from dcpbench.runs.own_trainer import TrainerRun, TrainingEndedError
+from dcpbench.runs.run import Run
+from dcpbench.runs.run_state import (
     State,
     differing_names,
     digested_above,
@@ -34,6 +32,8 @@ from dcpbench.workloads.run_state import (
     only_generators,
     retained_state,
 )
+from dcpbench.state.snapshot import retained
+from dcpbench.twin import lockstep
 
 _HARMLESS = "save_harmless"
 """The check that saves change nothing."""

@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
+from dcpbench.compare.stored import Stored
 from dcpbench.core.rank_report import Compared
-from dcpbench.records import files
-from dcpbench.verify.audit import Manifest
-from dcpbench.verify.files import (
+from dcpbench.formats.audit import Manifest
+from dcpbench.formats.files import (
     FileDigests,
     digest_files,
     digest_late_files,
@@ -30,8 +30,8 @@ from dcpbench.verify.files import (
     list_files,
     no_files,
 )
-from dcpbench.verify.plain_read import Stored
-from dcpbench.verify.process_state import settled
+from dcpbench.records import files
+from dcpbench.state.process_state import settled
 
 T = TypeVar("T")
 

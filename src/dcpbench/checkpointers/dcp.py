@@ -24,16 +24,16 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.checkpointers.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
-from dcpbench.checkpointers.nested import of_tensors
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.storage import Storage
+from dcpbench.compare.stored import Stored, StoredChunk, read_whole, stored_in
 from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
+from dcpbench.formats.audit import Manifest
+from dcpbench.formats.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
 from dcpbench.records.files import file_lengths
-from dcpbench.verify.audit import Manifest
-from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole, stored_in
-from dcpbench.verify.process_state import kept_by_dcp
+from dcpbench.state.nested import of_tensors
+from dcpbench.state.process_state import kept_by_dcp
 
 _LIMIT_S = 10.0
 

@@ -17,15 +17,15 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-from dcpbench.checkpointers.dcp_metadata import MetadataError
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
-from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
+from dcpbench.compare.stored import Stored, StoredChunk
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.formats.audit import Manifest
+from dcpbench.formats.dcp_metadata import MetadataError
+from dcpbench.formats.safetensors_headers import safetensors_manifest
 from dcpbench.records.files import file_lengths
-from dcpbench.verify.audit import Manifest
-from dcpbench.verify.plain_read import Stored, StoredChunk
 
 _SHARDED = "sharded"
 """Folder in a checkpoint for the ranks' files, if they are consolidated."""

@@ -13,15 +13,15 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.checkpointers.nested import check_fits, packed, state_dicts, unpacked
 from dcpbench.checkpointers.raw_io import RawIO
+from dcpbench.compare.stored import Stored, StoredChunk, stored_in
 from dcpbench.config.schema import Config
 from dcpbench.core.state import Name, text_of
+from dcpbench.formats.audit import Chunk, Entry, Manifest
 from dcpbench.records.files import file_lengths
-from dcpbench.verify.audit import Chunk, Entry, Manifest
-from dcpbench.verify.layout import extent_of
-from dcpbench.verify.plain_read import Stored, StoredChunk, stored_in
-from dcpbench.verify.snapshot import flattened, items, local_part, mapped, slots
+from dcpbench.state.layout import extent_of
+from dcpbench.state.nested import check_fits, packed, state_dicts, unpacked
+from dcpbench.state.snapshot import flattened, items, local_part, mapped, slots
 
 _ARRAYS: list[Any] = [
     *{array.__reduce__()[0] for array in (np.zeros(1), np.float32(0))},

@@ -15,7 +15,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import files_below, remove_tree
-from dcpbench.verify.process_state import open_descriptors
+from dcpbench.state.process_state import open_descriptors
 
 _THREADS_END_S = 1.0
 

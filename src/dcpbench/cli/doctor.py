@@ -19,6 +19,8 @@ from packaging.version import Version
 from rich.console import Console
 from rich.text import Text
 
+from dcpbench.compose.validity import RANKS_BY_DEFAULT as RANKS
+from dcpbench.compose.validity import cpp_compiler
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import size_text
@@ -26,8 +28,6 @@ from dcpbench.executors import machine
 from dcpbench.executors.agent import own_agent
 from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
-from dcpbench.sweep.validity import cpp_compiler
 
 _RANK_BYTES = 2**30
 """A generous estimate of the memory of a rank with torch and no model."""

@@ -217,7 +217,7 @@ class ModelConfig(Group):
 class WorkloadConfig:
     """A custom workload, instead of the groups `model` and `optimizer`: `target(**options)` returns a
     `dcpbench.workloads.workload.Workload`; with `checkpointer=trainer` `target(setup, **options)` returns a
-    trainer, see `dcpbench.workloads.own_trainer`."""
+    trainer, see `dcpbench.runs.own_trainer`."""
 
     target: str | None = key(
         None,

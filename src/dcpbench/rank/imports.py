@@ -15,7 +15,7 @@ import torch
 from dcpbench.code.provenance import is_installed, owner_of
 from dcpbench.core.rank_report import Imports
 from dcpbench.rank.agent import redirect, serve
-from dcpbench.verify.process_state import open_descriptors
+from dcpbench.state.process_state import open_descriptors
 
 _OF_AGENT = {"dcpbench", "torch"}
 """Packages that the first agent has imported, but for a few modules, which take no time."""

@@ -47,7 +47,7 @@ from dcpbench.rank.messages import (
 from dcpbench.rank.run_cell import free_memory, left_behind, run_cell
 from dcpbench.rank.user_errors import is_raised_in_torch, message_of, subjects, user_code, user_line
 from dcpbench.records.plain_values import plain_report
-from dcpbench.verify.process_state import ProcessState
+from dcpbench.state.process_state import ProcessState
 from dcpbench.workloads.world import COLLECTIVE_TIMEOUT, World, new_group
 
 _ECHOES = (

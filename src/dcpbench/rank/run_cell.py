@@ -21,9 +21,9 @@ from dcpbench.cell.checkpoint_files import verify_files, wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
+from dcpbench.formats.files import recorded_syncs, synced_in
 from dcpbench.rank.messages import CellSpec
-from dcpbench.verify.files import recorded_syncs, synced_in
-from dcpbench.verify.process_state import ProcessState
+from dcpbench.state.process_state import ProcessState
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.world import World
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dcpbench.code.provenance import owner_of
-from dcpbench.verify.snapshot import plain_fqn
+from dcpbench.state.snapshot import plain_fqn
 
 _JOINED = (
     " Ranks have a process group before they import your code: leave out init_process_group, or call it only "

@@ -18,13 +18,13 @@ from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import record_restored
+from dcpbench.compare.controls import compare_controlled, unlike
+from dcpbench.compare.leaves import Comparison
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import StatePart
-from dcpbench.verify.compare import Comparison
-from dcpbench.verify.perturb import compare_controlled, unlike
-from dcpbench.verify.snapshot import Leaves, named_parameters, retained, snapshot_model
-from dcpbench.workloads.run import Run
+from dcpbench.runs.run import Run
+from dcpbench.state.snapshot import Leaves, named_parameters, retained, snapshot_model
 
 FROZEN = "pretrain."
 """The FQN prefix of the pre-trained model in the fine-tuned one."""

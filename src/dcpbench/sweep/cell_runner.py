@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dcpbench.compose.cells import write_hydra_folder
 from dcpbench.config.groups import Isolation, KeepCheckpoints, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
@@ -22,13 +23,12 @@ from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import Imports
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Executor, HostsLostError
+from dcpbench.plan.plan import PlannedCell, own_packages
+from dcpbench.plan.resources import bytes_in, too_little_space
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row
-from dcpbench.sweep.cells import write_hydra_folder
-from dcpbench.sweep.plan import PlannedCell, own_packages
 from dcpbench.sweep.progress import ProgressDisplay, say
-from dcpbench.sweep.resources import bytes_in, too_little_space
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.first_cause import stop_of
 from dcpbench.verdict.verdict import Verdict

@@ -14,12 +14,12 @@ from rich.text import Text
 
 from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
+from dcpbench.plan.plan import Plan, PlannedCell
+from dcpbench.plan.resources import Times, too_little_space
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.request import Options
-from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.valid_rows import ValidRows
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import program
+from dcpbench.plan.plan import PlannedCell
 from dcpbench.records import files, store
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, parse
-from dcpbench.sweep.plan import PlannedCell
 from dcpbench.sweep.valid_rows import ValidRows, valid_rows
 from dcpbench.verdict.verdict import OUTSIDE
 

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from dcpbench.analysis.causes import short_reason
 from dcpbench.config.text import cells_text, clipped, counted, duration_text, path_text, visible
+from dcpbench.plan.plan import Plan
 from dcpbench.records.row import Row, cell_seconds
 from dcpbench.report.styles import style_of, text_of
-from dcpbench.sweep.plan import Plan
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0

@@ -9,9 +9,9 @@ from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import HostUsed, StageEnd
 from dcpbench.core.statuses import shown
+from dcpbench.plan.plan import PlannedCell
 from dcpbench.records.plain_values import Replacing
 from dcpbench.records.row import Row, column_types
-from dcpbench.sweep.plan import PlannedCell
 from dcpbench.verdict.sentences import replaced_sentence
 from dcpbench.verdict.verdict import Verdict
 

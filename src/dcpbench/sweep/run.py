@@ -13,21 +13,21 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from dcpbench.compose.cells import SweepCell, cells_of
+from dcpbench.compose.composer import Composer
+from dcpbench.compose.matrix import words_of_cells
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.executors.agent import end_own_agent
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.machine import Machine, rank_imports
+from dcpbench.plan.plan import Plan, part_numbers, part_of, plan_of
 from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED, shared_gpu_sentences
 from dcpbench.records.store import ResultsError
-from dcpbench.sweep.cells import SweepCell, cells_of
-from dcpbench.sweep.composer import Composer
 from dcpbench.sweep.driver import Sweep
 from dcpbench.sweep.folder import SweepFolder
-from dcpbench.sweep.matrix import words_of_cells
-from dcpbench.sweep.plan import Plan, part_numbers, part_of, plan_of
 from dcpbench.sweep.progress import cells_sentence, ranks_sentence, say
 from dcpbench.sweep.request import Request
 from dcpbench.sweep.signals import interrupted
@@ -99,7 +99,7 @@ def _cells(
             return engine.probe()
 
     def covering(lists: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-        from dcpbench.sweep import pairwise
+        from dcpbench.compose import pairwise
 
         found = pairwise.covering(composer, probe(), engine.hosts_of, lists)
         say(console, pairwise.sentence(lists, found))

@@ -14,9 +14,9 @@ from dcpbench.config.errors import value_text
 from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
+from dcpbench.plan.plan import PlannedCell, code_digest
 from dcpbench.records.row import Row, Run, dict_in
 from dcpbench.records.store import RESULTS_JSONL, Line
-from dcpbench.sweep.plan import PlannedCell, code_digest
 from dcpbench.verdict.verdict import OUTSIDE
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}

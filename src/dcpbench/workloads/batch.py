@@ -22,7 +22,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from dcpbench.verify.snapshot import is_composite
+from dcpbench.state.snapshot import is_composite
 
 Batch = Any
 """A pytree."""

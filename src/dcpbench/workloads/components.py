@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dcpbench.verify.snapshot import named_parameters
+from dcpbench.state.snapshot import named_parameters
 
 
 @dataclass(frozen=True)

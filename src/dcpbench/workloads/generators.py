@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dcpbench.verify.compare import same_value
-from dcpbench.verify.snapshot import plain_fqn
+from dcpbench.compare.leaves import same_value
+from dcpbench.state.snapshot import plain_fqn
 
 OF_TORCH = ("cpu", "cuda")
 ALL = (*OF_TORCH, "python", "numpy")

@@ -39,8 +39,8 @@ from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
-from dcpbench.verify.layout import is_dictionary
-from dcpbench.verify.snapshot import persistent_buffers, plain_fqn
+from dcpbench.state.layout import is_dictionary
+from dcpbench.state.snapshot import persistent_buffers, plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.world import World, with_timeout
 

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from dcpbench.verify.compare import bits
-from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested
+from dcpbench.compare.leaves import bits
+from dcpbench.state.snapshot import Leaves, snapshot_model, snapshot_nested
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import each_of
 

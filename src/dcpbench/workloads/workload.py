@@ -17,8 +17,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from dcpbench.compare.leaves import same_value
 from dcpbench.config.schema import SEED_STRIDE, Config
-from dcpbench.verify.compare import same_value
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from dcpbench.compare.across_layouts import gathered
+from dcpbench.compare.whole_tensors import Exchange
 from dcpbench.config.mesh import dp_rank
-from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.whole_tensors import Exchange
 
 LARGE_BYTES = 2**26
 """Models of more bytes are exchanged between the devices of the ranks."""

@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from dcpbench.checkpointers import on_disk
-from dcpbench.checkpointers.dcp_metadata import foreign_manifest, manifest_of
 from dcpbench.cli.commands import main
+from dcpbench.formats import on_disk
+from dcpbench.formats.dcp_metadata import foreign_manifest, manifest_of
 from dcpbench.records.files import file_lengths
 from support.commands import python
 from support.gloo_ranks import WORLD_SIZE, Ask

@@ -9,8 +9,8 @@ import pytest
 from test_foreign_checkpoints import METADATA, save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from dcpbench.checkpointers import dcp_metadata, on_disk
 from dcpbench.cli.commands import main
+from dcpbench.formats import dcp_metadata, on_disk
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dcpbench.checkpointers import on_disk
 from dcpbench.cli.commands import main
+from dcpbench.formats import on_disk
 
 DATA, METADATA = "__0_0.distcp", ".metadata"
 

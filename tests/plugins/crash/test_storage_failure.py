@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from conftest import Finished, run
 from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.formats.audit import Chunk, Entry, Manifest, audit, controls
 from dcpbench.plugins.crash.failing import storage
-from dcpbench.verify.audit import Chunk, Entry, Manifest, audit, controls
 from support.alone import config, world
 
 ORDER = ("raised async", "complete", "writer thread", "load raised", "load of other", "not met")

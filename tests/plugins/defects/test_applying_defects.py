@@ -11,28 +11,28 @@ import yaml
 from dcpbench.cell import explained
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import defects_at
+from dcpbench.compare.leaves import Comparison
+from dcpbench.compare.whole_tensors import real_elements
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
+from dcpbench.plan import known_failures
 from dcpbench.plugins.defects import trained_alone
 from dcpbench.plugins.defects.plugin import plugin
-from dcpbench.sweep import known_failures
-from dcpbench.verify.compare import Comparison
-from dcpbench.verify.layout import whole
-from dcpbench.verify.snapshot import TensorLeaf
-from dcpbench.verify.training import (
+from dcpbench.runs.build_run import build_twin
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.run import Use, copied_to
+from dcpbench.state.layout import whole
+from dcpbench.state.snapshot import TensorLeaf
+from dcpbench.twin.gradients import (
     GradientBound,
     GradientPart,
     TwinGradient,
     TwinGradients,
     compare_gradient,
 )
-from dcpbench.verify.whole_tensors import real_elements
-from dcpbench.workloads.build_run import build_twin
-from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run import Use, copied_to
 from dcpbench.workloads.workload import Batches, batches_of
 from support.alone import bare_cell, config, world
 

@@ -10,13 +10,13 @@ import torch.distributed.checkpoint as dcp
 from dcpbench.cell import checks
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.plugins.defects import own_chunks
-from dcpbench.verify.compare import Comparison, same_leaves
-from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
-from dcpbench.workloads.build_run import build
+from dcpbench.runs.build_run import build
+from dcpbench.state.snapshot import TensorLeaf, snapshot_nested
 from support.alone import bare_cell, config
 
 pytestmark = pytest.mark.cell

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import Comparison, same_leaves
+from dcpbench.compare.stored import StoredChunk
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart, text_of
@@ -20,10 +22,8 @@ from dcpbench.plugins.defects._slices import slices
 from dcpbench.plugins.defects.own_chunks import loaded_alone
 from dcpbench.plugins.defects.sliced_by_shard import is_cut, set_again
 from dcpbench.plugins.defects.state_of_frozen import without_frozen
-from dcpbench.verify.compare import Comparison, same_leaves
-from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.plain_read import StoredChunk
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
+from dcpbench.state.layout import Extent, whole
+from dcpbench.state.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, world
 

@@ -249,7 +249,7 @@ def test_digest_covers_sources_and_conf(tmp_path: Path) -> None:
     variables = copy_dcpbench(tmp_path)
     digests = [installed(variables)]
     assert digests == [HERE["dcpbench"]]
-    for name in ("conf/save/async.yaml", "src/dcpbench/verify/compare.py"):
+    for name in ("conf/save/async.yaml", "src/dcpbench/compare/leaves.py"):
         with (tmp_path / name).open("a") as file:
             file.write("\n# changed\n")
         digests.append(installed(variables))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from dcpbench.checkpointers.on_disk import Audited, FolderState, audited, newest_first
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, size_text
 from dcpbench.core.sentences import mismatch_sentence
+from dcpbench.formats.on_disk import Audited, FolderState, audited, newest_first
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output, style_of, text_of
 

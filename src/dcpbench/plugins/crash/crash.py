@@ -16,16 +16,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.cell import checks, contract, handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.checkpointers.on_disk import FolderState, newest_first
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
+from dcpbench.formats.files import FileDigests, digest_files
+from dcpbench.formats.on_disk import FolderState, newest_first
 from dcpbench.plugins.crash.disk_states import Crash
 from dcpbench.plugins.crash.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
-from dcpbench.verify.files import FileDigests, digest_files
-from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import live_state, retained_state
+from dcpbench.runs.run import Run
+from dcpbench.runs.run_state import live_state, retained_state
 
 Kill = str | list[int]
 """`one` rank, `all` ranks, a list of ranks, or the `uploader`, the process that uploads for one rank."""

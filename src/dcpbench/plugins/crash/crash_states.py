@@ -21,6 +21,7 @@ from dcpbench.cell.checks import verify_values
 from dcpbench.cell.handover import leave, take
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.compare.across_layouts import compare_ranks
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import key_of, text_of
@@ -29,8 +30,7 @@ from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
-from dcpbench.verify.compare_layouts import compare_ranks
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
 
 _SAVED, _BEFORE, _LOGS = "saved", "before", "logs"
 

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX
 from dcpbench.checkpointers.storage import Storage, file
 from dcpbench.config.groups import SaveConfig, StorageConfig, rank_of
+from dcpbench.formats.dcp_metadata import DATA_SUFFIX
 from dcpbench.plugins.crash.file_layer import FileLayer, layered
 from dcpbench.plugins.crash.operations import Kind
 

@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
-from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX, METADATA
+from dcpbench.formats.dcp_metadata import DATA_SUFFIX, METADATA
+from dcpbench.formats.files import FileDigests
 from dcpbench.plugins.crash.file_layer import FileLayer, layered
 from dcpbench.plugins.crash.operations import Kind
-from dcpbench.verify.files import FileDigests
 
 _UNPUBLISHED = f"{METADATA}.tmp"
 PUBLISHER = 0

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.compare.leaves import bits, same_value
 from dcpbench.plugins.crash.operations import Tree
-from dcpbench.verify.compare import bits, same_value
 
 Values = Mapping[str, Any]
 """Loaded values by flattened key, with full tensors."""

@@ -9,9 +9,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Save
-from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
+from dcpbench.formats.on_disk import FolderState, audited
 from dcpbench.plugins.crash.failing import has_failed, sound_storage
 
 _OLDER, _NEWER = "older", "newer"

@@ -2,8 +2,8 @@
 
 from dcpbench.cell.cell import Cell
 from dcpbench.config.schema import Config
-from dcpbench.workloads import build_run
-from dcpbench.workloads.own_run import OwnRun
+from dcpbench.runs import build_run
+from dcpbench.runs.own_run import OwnRun
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 

@@ -8,14 +8,14 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import Recall
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes
-from dcpbench.verify.compare import Recall
-from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
+from dcpbench.state.layout import Extent
+from dcpbench.state.snapshot import Leaf, Leaves, TensorLeaf, digest_of
 
 _PART = StatePart.optimizer
 

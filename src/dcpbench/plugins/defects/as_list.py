@@ -8,7 +8,7 @@ from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
 
 _PART = StatePart.optimizer
 

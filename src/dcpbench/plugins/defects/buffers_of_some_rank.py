@@ -10,8 +10,8 @@ from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:

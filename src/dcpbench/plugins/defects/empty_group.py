@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import ABSENT
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.verify.compare import ABSENT
-from dcpbench.verify.snapshot import names_parameters
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import names_parameters
 
 _PART = StatePart.optimizer
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import same_leaves
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import text_of
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.verify.compare import same_leaves
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:

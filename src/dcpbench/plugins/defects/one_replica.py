@@ -13,10 +13,10 @@ from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, never_averages
-from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
-from dcpbench.workloads.build_run import seeded_workload
+from dcpbench.runs.build_run import seeded_workload
+from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
 from dcpbench.workloads.parallelisms import ddp
-from dcpbench.workloads.run_state import State
 
 _PARTS = (StatePart.model, StatePart.optimizer)
 

@@ -12,12 +12,12 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.checkpointers.dcp import stored_chunks
+from dcpbench.compare.stored import StoredChunk, part_of
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import key_of
 from dcpbench.plugins.defects._cells import loads_alone
-from dcpbench.verify.plain_read import StoredChunk, part_of
-from dcpbench.verify.snapshot import TensorLeaf
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import TensorLeaf
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:

@@ -9,8 +9,8 @@ from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
-from dcpbench.verify.snapshot import TensorLeaf
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import TensorLeaf
 
 _PART = StatePart.optimizer
 

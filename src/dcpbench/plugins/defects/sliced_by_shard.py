@@ -5,7 +5,7 @@ import torch
 
 from dcpbench.plugins.defects._cells import has_tensor_parallel_fsdp1
 from dcpbench.plugins.defects._slices import loads_slices
-from dcpbench.verify.layout import Extent
+from dcpbench.state.layout import Extent
 
 
 def is_cut(extent: Extent) -> bool:

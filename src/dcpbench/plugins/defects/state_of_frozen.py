@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import ABSENT
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
-from dcpbench.verify.compare import ABSENT
-from dcpbench.verify.snapshot import Idle, Leaves, below
-from dcpbench.workloads.run_state import State
+from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import Idle, Leaves, below
 
 _PART = StatePart.optimizer
 

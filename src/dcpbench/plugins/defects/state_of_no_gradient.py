@@ -8,8 +8,8 @@ from dcpbench.cell.explained import RaisedInLoad
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.verify.snapshot import named_parameters
-from dcpbench.workloads import build_run
+from dcpbench.runs import build_run
+from dcpbench.state.snapshot import named_parameters
 from dcpbench.workloads.optimizers import each_of
 
 _MISSING = "Missing key in checkpoint state_dict: "

@@ -7,7 +7,7 @@ import torch
 
 from dcpbench.plugins.defects._cells import fsdp1_of_user
 from dcpbench.plugins.defects._slices import loads_slices
-from dcpbench.verify.layout import Extent
+from dcpbench.state.layout import Extent
 
 
 def _is_reordered(extent: Extent) -> bool:

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import same_leaves
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.plugins.defects._cells import new_target
-from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf
-from dcpbench.workloads.run_state import State, live_state
+from dcpbench.runs.run_state import State, live_state
+from dcpbench.state.snapshot import DigestedLeaf, Leaves, TensorLeaf
 
 _SHARED: Name = ("shared_memory",)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Differences
+from dcpbench.compare.leaves import ABSENT
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, new_target
-from dcpbench.verify.compare import ABSENT
-from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run_state import State, live_state
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.run_state import State, live_state
+from dcpbench.state.snapshot import Leaves
 
 _PART = StatePart.optimizer
 

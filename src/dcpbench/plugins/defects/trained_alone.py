@@ -7,7 +7,7 @@ from dataclasses import replace
 from dcpbench.cell.cell import Cell
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import never_averages
-from dcpbench.verify.training import TwinGradient, TwinGradients
+from dcpbench.twin.gradients import TwinGradient, TwinGradients
 
 
 def _expected(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dcpbench.cell.cell import Cell
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import has_tensor_parallel_fsdp1
-from dcpbench.verify.training import TwinGradient, TwinGradients
+from dcpbench.twin.gradients import TwinGradient, TwinGradients
 
 
 def _expected(

@@ -18,7 +18,7 @@ from dcpbench.config.groups import FaultConfig, Place, rank_of
 from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.targets import Target
 from dcpbench.plugins.faults.wrong_training import WrongTraining
-from dcpbench.workloads.run import Run
+from dcpbench.runs.run import Run
 
 
 class FaultInjector:

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX, METADATA
 from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.formats.dcp_metadata import DATA_SUFFIX, METADATA
 from dcpbench.plugins.faults.registry import fault, staged, written
 from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT
 
 if TYPE_CHECKING:
+    from dcpbench.formats.files import FileDigests
     from dcpbench.plugins.faults.targets import Target
-    from dcpbench.verify.files import FileDigests
 
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
 _ALL_DATA = (DATA_SUFFIX, ".safetensors")

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
+from dcpbench.compare.across_layouts import gathered
 from dcpbench.core.state import text_of
 from dcpbench.plugins.faults.expected import NothingToInjectError
-from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
+from dcpbench.state.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
 
 Found = TypeVar("Found")
 

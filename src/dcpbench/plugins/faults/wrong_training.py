@@ -8,9 +8,9 @@ import torch
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.plugins.faults.expected import NothingToInjectError
-from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each
-from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run import Run
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.run import Run
+from dcpbench.state.snapshot import local_part, named_parts, parts_of_each
 
 
 class WrongTraining:

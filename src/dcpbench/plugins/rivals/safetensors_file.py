@@ -9,13 +9,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from dcpbench.checkpointers.nested import packed, unpacked
-from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
+from dcpbench.compare.stored import Stored, StoredChunk
+from dcpbench.formats.audit import Manifest
+from dcpbench.formats.safetensors_headers import safetensors_manifest
 from dcpbench.records.files import file_lengths
-from dcpbench.verify.audit import Manifest
-from dcpbench.verify.plain_read import Stored, StoredChunk
-from dcpbench.verify.snapshot import flattened
+from dcpbench.state.nested import packed, unpacked
+from dcpbench.state.snapshot import flattened
 
 _VALUES = "values"
 """Key of the header entry that lists the keys of values other than tensors."""

@@ -8,11 +8,11 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.checkpointers.nested import check_fits, state_dicts
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
 from dcpbench.core.state import text_of
-from dcpbench.verify.snapshot import flattened, slots
+from dcpbench.state.nested import check_fits, state_dicts
+from dcpbench.state.snapshot import flattened, slots
 
 
 class TorchCheckpointingCheckpointer(Checkpointer):

@@ -1,0 +1,1 @@
+"""Comparisons, each with its control: leaves, across layouts, with stored files, losses."""

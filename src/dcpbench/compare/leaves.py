@@ -1,0 +1,413 @@
+"""Bitwise comparison of one rank's part of a state with a snapshot."""
+
+import inspect
+import io
+import itertools
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name, named, text_of
+from dcpbench.state.digest import add
+from dcpbench.state.layout import Extent
+from dcpbench.state.snapshot import (
+    SCALARS,
+    DigestedLeaf,
+    Idle,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    block_digests,
+    digest_of,
+    is_composite,
+    kind_of,
+    names_parameters,
+)
+
+SMALL_BYTES = 2**14
+"""Tensors of at most this size are compared together."""
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Recall = Callable[[Name], torch.Tensor | None]
+"""Reads a full tensor from a checkpoint by the name of its leaf, to the CPU; None if there is none."""
+
+
+class Absence(Enum):
+    """The leaf of a name that must be absent; a copy of it in another process is the same object."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absence.ABSENT
+
+
+def compare(
+    saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
+) -> list[Mismatch]:
+    """Return a mismatch for each name that differs, in the order of `saved`, then for each name that only
+    `restored` has.
+
+    Args:
+        recall: reads from the checkpoint the value of a tensor of which only a digest was kept.
+        closely: False for a control, which needs only the names.
+    """
+    return [*differences(saved, restored, recall, closely).values()]
+
+
+def differences(
+    saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
+) -> dict[Name, Mismatch]:
+    """Return the same by name."""
+    found: dict[Name, Mismatch] = {}
+    same = equal_together(_like_pairs(saved, restored))
+    for name, leaf in saved.items():
+        if name in restored:
+            other = restored[name]
+            if same.get(name) or (leaf is other and type(leaf) in SCALARS):
+                continue
+            if type(leaf) is type(other) and type(leaf) in SCALARS and leaf and leaf == other:
+                continue  # zeros can differ in their sign
+            if name in same and not closely:
+                found[name] = Mismatch(text_of(name), Problem.differs, leaf.kind)
+            elif mismatch := _compare_leaves(name, leaf, other, recall, closely):
+                found[name] = mismatch
+        elif not isinstance(leaf, Idle):
+            found[name] = Mismatch(text_of(name), Problem.missing, kind_of(name, leaf))
+    for name, leaf in restored.items():
+        if name not in saved and not isinstance(leaf, Idle):
+            found[name] = Mismatch(text_of(name), Problem.unexpected, kind_of(name, leaf))
+    return found
+
+
+def _like_pairs(saved: Leaves, restored: Leaves) -> Iterator[tuple[Name, torch.Tensor, torch.Tensor]]:
+    """Yield the tensors that can differ in nothing but their elements."""
+    for name, one in saved.items():
+        other = restored.get(name)
+        if (
+            type(one) is TensorLeaf
+            and type(other) is TensorLeaf
+            and one.placements == other.placements
+            and (one.extent is other.extent or one.extent == other.extent)
+        ):
+            yield name, one.local, other.local
+
+
+def equal_together(pairs: Iterable[tuple[Name, torch.Tensor, torch.Tensor]]) -> dict[Name, bool]:
+    """Return whether pairs of small tensors have the same bits, by name: one comparison of all their bytes,
+    which costs as much as that of two tensors. Pairs that differ in dtype, shape or device are left out."""
+    devices: dict[torch.device, _Pairs] = {}
+    for name, one, other in pairs:
+        alike = one.dtype is other.dtype and one.shape == other.shape and one.device == other.device
+        if alike and one.nbytes <= SMALL_BYTES:
+            if one.device not in devices:
+                devices[one.device] = defaultdict(list)
+            devices[one.device][one.dtype].append((name, one, other))
+    same: dict[Name, bool] = {}
+    for of_dtypes in devices.values():
+        one, other = (_bytes(of_dtypes, side) for side in (1, 2))
+        group = [pair for of_dtype in of_dtypes.values() for pair in of_dtype]
+        same |= {name: True for name, *_ in group}
+        if not torch.equal(one, other):
+            counts = (one != other).cumsum(0, dtype=torch.int32)
+            counts = torch.cat([counts.new_zeros(1), counts])
+            ends = [0, *itertools.accumulate(tensor.nbytes for _, tensor, _ in group)]
+            until = counts[ends].tolist()
+            same |= {pair[0]: until[number] == until[number + 1] for number, pair in enumerate(group)}
+    return same
+
+
+_Pairs = dict[torch.dtype, list[tuple[Any, Any, Any]]]
+
+
+def _bytes(pairs: _Pairs, side: int) -> torch.Tensor:
+    """Return the bytes of the first (1) or the second (2) tensors of pairs; a concatenation keeps them."""
+    of_dtypes = [[pair[side].reshape(-1) for pair in of_dtype] for of_dtype in pairs.values()]
+    return torch.cat([torch.cat(tensors).view(torch.uint8) for tensors in of_dtypes])
+
+
+def same_leaves(expected: Leaves, actual: Leaves) -> set[Name]:
+    """Return the names of the leaves that equal the expected ones; if a digest is expected, by content.
+    A name whose leaf is expected to be `ABSENT` must be missing."""
+    same = equal_together(_like_pairs(expected, actual))
+    return {
+        name
+        for name, leaf in expected.items()
+        if same.get(name) or (name not in same and same_leaf(name, leaf, actual.get(name, ABSENT)))
+    }
+
+
+def same_leaf(name: Name, expected: Leaf, actual: Leaf) -> bool:
+    """Return whether a leaf equals the expected one, as `same_leaves` does."""
+    if expected is ABSENT or actual is ABSENT:
+        return expected is actual
+    if isinstance(expected, DigestedLeaf):
+        same_dtype = expected.dtype == getattr(actual, "dtype", None)
+        return same_dtype and digest_of(expected) == digest_of(actual)
+    return _compare_leaves(name, expected, actual, None, closely=False) is None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison, which can be asked again with another expectation.
+
+    Args:
+        expected: what was expected, by name, flattened key or FQN.
+        actual: what there is, by the same.
+        compared: the mismatches, and the negative control.
+        how: takes a name, what is expected and what there is, or `ABSENT`; returns whether they are equal.
+    """
+
+    expected: Mapping[Any, Any]
+    actual: Mapping[Any, Any]
+    compared: Compared
+    how: Callable[[Any, Any, Any], bool] = same_leaf
+
+    @property
+    def wrong(self) -> frozenset[Any]:
+        """The names of this rank's mismatches."""
+        texts = {mismatch.name for mismatch in self.compared.found}
+        return frozenset(named({**self.expected, **self.actual}, texts))
+
+    def names_equal_to(self, expected: Mapping[Any, Any]) -> set[Any]:
+        """Return the names of mismatches under which there is what another expectation says."""
+        names = self.wrong & expected.keys()
+        return {name for name in names if self.how(name, expected[name], self.actual.get(name, ABSENT))}
+
+    def named(self, by: str, names: Iterable[Any]) -> "Comparison":
+        """Return the comparison with a defect as the cause of the mismatches of some names."""
+        texts = {text_of(name) for name in names}
+        found = [replace(one, by=by) if one.name in texts else one for one in self.compared.found]
+        return replace(self, compared=replace(self.compared, found=found))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements as integers of the same width, so that NaN equals NaN, and 0.0 differs from -0.0.
+
+    The shape is (numel,), or (2 * numel,) for a complex dtype.
+    """
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.reshape(-1).view(BITS[tensor.itemsize])
+
+
+def distances(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the absolute difference of each element, in float64; exact for integers that are close."""
+    if one.is_complex():
+        return (one.to(torch.complex128) - other.to(torch.complex128)).abs()
+    far = (one.double() - other.double()).abs()
+    if one.is_floating_point():
+        return far
+    return torch.where(far < 2**53, (one.to(torch.int64) - other.to(torch.int64)).abs().double(), far)
+
+
+def same_value(expected: Any, actual: Any) -> bool:
+    """Return whether two values have the same type and value, floats the same bits. Lists, tuples and
+    dictionaries are compared recursively, and objects whose class defines no equality by their attributes."""
+    if type(expected) is not type(actual):
+        return False
+    if type(expected) in SCALARS and type(expected) is not float:
+        return bool(expected == actual)
+    if isinstance(expected, torch.Tensor):
+        if is_composite(expected):
+            same_type = (expected.dtype, expected.layout) == (actual.dtype, actual.layout)
+            return same_type and same_value(*map(_inner_tensors, (expected, actual)))
+        same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+        return same_type and torch.equal(bits(expected), bits(actual.to(expected.device)))
+    if isinstance(expected, np.ndarray):
+        same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+        return same_type and same_value(
+            *(one.tolist() if one.dtype.hasobject else one.tobytes() for one in (expected, actual))
+        )
+    if isinstance(expected, float):
+        return struct.pack("d", expected) == struct.pack("d", actual)
+    if isinstance(expected, list | tuple):
+        return len(expected) == len(actual) and all(map(same_value, expected, actual))
+    if isinstance(expected, Mapping):
+        return expected.keys() == actual.keys() and all(
+            same_value(value, actual[key]) for key, value in expected.items()
+        )
+    if isinstance(expected, io.BytesIO):
+        return bool(expected.getvalue() == actual.getvalue())
+    if isinstance(expected, partial):
+        one, other = ((each.func, each.args, each.keywords) for each in (expected, actual))
+        return same_value(one, other)
+    has_equality = getattr(type(expected), "__eq__", None) is not object.__eq__
+    if has_equality or not hasattr(expected, "__dict__") or inspect.isroutine(expected):
+        return bool(expected == actual)
+    return expected is actual or same_value(vars(expected), vars(actual))
+
+
+def _inner_tensors(tensor: Any) -> Any:
+    """Return the tensors that a nested or sparse tensor, or one of a subclass, consists of."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.layout is torch.strided:
+        return {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+    tensor = tensor.to_sparse().coalesce()
+    return [tensor.shape, tensor.indices(), tensor.values()]
+
+
+def _compare_leaves(
+    name: Name, expected: Leaf, actual: Leaf, recall: Recall | None, closely: bool
+) -> Mismatch | None:
+    if type(expected) in SCALARS and same_value(expected, actual):
+        return None
+    if isinstance(expected, Idle) and isinstance(actual, Idle):
+        expected, actual = expected.leaf, actual.leaf
+    if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf | DigestedLeaf):
+        return _compare_tensors(name, expected, actual, recall, closely)
+    if same_value(expected, actual):
+        return None
+    if names_parameters(name, expected) and same_value(in_order(expected), in_order(actual)):
+        return None
+    if not closely:
+        return Mismatch(text_of(name), Problem.value)
+    facts = {"expected": repr(expected), "actual": repr(actual)}
+    return Mismatch(text_of(name), Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
+
+
+def in_order(names: Any) -> Any:
+    """Return the names of a group's parameters, sorted. A group built from a set has another order in each
+    process, and a load finds parameters by their names."""
+    return sorted(names, key=repr) if isinstance(names, list) else names
+
+
+def _compare_tensors(
+    name: Name, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None, closely: bool
+) -> Mismatch | None:
+    layouts = (
+        (Problem.placements, expected.placements, actual.placements),
+        (Problem.extent, expected.extent, actual.extent),
+    )
+    if wrong := unlike_tensors(name, expected, actual, layouts):
+        return wrong
+    if isinstance(expected, DigestedLeaf):
+        return _compare_digests(name, expected, actual, recall)
+    if expected.local.shape != actual.local.shape:
+        shapes = {"expected": tuple(expected.local.shape), "actual": tuple(actual.local.shape)}
+        return Mismatch(text_of(name), Problem.local_shape, expected.kind, facts=shapes)
+    return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
+
+
+def unlike_tensors(
+    name: Name,
+    expected: TensorLeaf | DigestedLeaf,
+    actual: TensorLeaf | DigestedLeaf,
+    more: Iterable[tuple[Problem, Any, Any]] = (),
+) -> Mismatch | None:
+    """Return a mismatch if two tensors differ in dtype, global shape or `more` properties."""
+    for problem, one, other in (
+        (Problem.dtype, expected.dtype, actual.dtype),
+        (Problem.shape, expected.extent.shape, actual.extent.shape),
+        *more,
+    ):
+        if one != other:
+            facts = {"expected": str(one), "actual": str(other)}
+            return Mismatch(text_of(name), problem, expected.kind, facts=facts)
+    return None
+
+
+def compare_elements(
+    name: Name,
+    kind: str,
+    extent: Extent,
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    closely: bool = True,
+) -> Mismatch | None:
+    """Return where two copies of one part differ, and by how much; None if they have the same bits."""
+    if actual.device != expected.device:
+        actual = actual.to(expected.device)  # a load moves tensors that an optimizer kept on the CPU
+    if torch.equal(bits(expected), bits(actual)):
+        return None
+    if not closely:
+        return Mismatch(text_of(name), Problem.differs, kind)
+    expected, actual = expected.reshape(-1), actual.reshape(-1)
+    differs = bits(expected) != bits(actual)
+    if expected.is_complex():
+        differs = differs.reshape(-1, 2).any(dim=1)
+    first = int(differs.to(torch.uint8).argmax().item())
+    was, became = expected[first], actual[first]
+    facts = {
+        "index": extent.global_index(first),
+        "expected": repr(was.item()),
+        "actual": repr(became.item()),
+        "expected_bits": _hexadecimal(was),
+        "actual_bits": _hexadecimal(became),
+        "differing": int(differs.sum().item()),
+        "elements": differs.numel(),
+    }
+    distance = float(distances(expected, actual).max().item())
+    size, other_size = (distances(one, torch.zeros_like(one)) for one in (expected, actual))
+    if bool((other_size.isnan() & ~size.isnan()).any()):
+        return Mismatch(text_of(name), Problem.nan, kind, distance, facts)
+    facts["share"] = share_of(distance, float(size.max().item()))
+    return Mismatch(text_of(name), Problem.differs, kind, distance, facts)
+
+
+def share_of(distance: float, magnitude: float) -> float:
+    """Return a distance as a fraction of a magnitude."""
+    return distance / magnitude if magnitude else math.inf
+
+
+def _compare_digests(
+    name: Name, expected: DigestedLeaf, actual: Leaf, recall: Recall | None
+) -> Mismatch | None:
+    blocks = actual.blocks if isinstance(actual, DigestedLeaf) else block_digests([actual])[0]
+    if isinstance(actual, TensorLeaf) and len(expected.blocks) == 1:  # also of several: see `digests`
+        blocks = (add(*blocks),)
+    pairs = zip(expected.blocks, blocks, strict=True)
+    differing = [number for number, (one, other) in enumerate(pairs) if one != other]
+    if not differing:
+        return None
+    mismatch = Mismatch(text_of(name), Problem.digests_differ, expected.kind)
+    if isinstance(actual, DigestedLeaf):
+        return mismatch
+    first, last = expected.block_ends(differing[0])
+    facts = {"differing": len(differing), "blocks": len(blocks), "first": first, "last": last}
+    return with_place(name, replace(mismatch, facts=facts), expected, actual, recall)
+
+
+def with_place(
+    name: Name, mismatch: Mismatch, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
+) -> Mismatch | None:
+    """Replace a mismatch of digests by one of elements, if the checkpoint still has the expected content;
+    None if this rank's part does not differ from it. If the checkpoint has other content, return the mismatch
+    of digests, with `by` if this rank's part equals the checkpoint's."""
+    stored = recall(name) if recall else None
+    if stored is None:
+        return mismatch
+    by = None
+    if (tuple(stored.shape), stored.dtype) == (expected.extent.shape, expected.dtype):
+        here = None
+        if isinstance(actual, TensorLeaf):
+            part = actual.extent.take(stored).to(actual.local.device)
+            here = compare_elements(name, expected.kind, actual.extent, part, actual.local)
+        saved = TensorLeaf(expected.extent.take(stored), expected.extent, None)
+        if digest_of(saved) == add(*expected.blocks):
+            return here
+        by = None if here else AS_STORED
+    return replace(mismatch, facts={**mismatch.facts, "checkpoint_differs": True}, by=by)
+
+
+def _hexadecimal(element: torch.Tensor) -> str:
+    """Return the bits of an element, the highest first."""
+    raw = element.reshape(1).contiguous().view(torch.uint8).tolist()
+    return "0x" + bytes(reversed(raw)).hex()
+
+
+def _distance(one: Any, other: Any) -> float | None:
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)):
+        return None
+    distance = abs(float(one) - float(other))
+    return None if math.isnan(distance) else distance

@@ -1,0 +1,1 @@
+"""Words to cells: configurations composed, combined, and checked for what cannot run."""

@@ -1,0 +1,189 @@
+"""Choose few jobs in which every two values of a matrix meet: `matrix=pairwise`.
+
+They find what fails because two values meet, without the full product: ten axes of five values are ten
+million jobs, and some fifty have every pair. The construction is that of AETG (Cohen, Dalal, Fredman and
+Patton, The AETG system: an approach to testing based on combinatorial design, IEEE Transactions on Software
+Engineering 23(7), 1997): job after job, each value is the one that makes most new pairs. If that job cannot
+run, one that can is changed value by value.
+"""
+
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from itertools import combinations, product
+from typing import NamedTuple
+
+from dcpbench.compose import validity
+from dcpbench.compose.composer import Composer
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Only
+from dcpbench.config.text import listed
+from dcpbench.executors.machine import Machine
+
+Row = tuple[str, ...]
+"""A job: one value of each list."""
+Pair = tuple[str, str]
+
+_DRAWN = 30
+"""Jobs drawn at random for a pair that seems to run in none."""
+_BETTER = 4
+"""How many values are tried in the place of one."""
+
+
+class Covering(NamedTuple):
+    """Jobs, the pairs for which none was found that can run, and the values for which none was found: each of
+    these has a job, whose row says why it cannot run."""
+
+    rows: list[Row]
+    left_out: list[Pair]
+    never: list[str]
+
+
+class Search:
+    """Search for jobs with every two values of different lists that can run together."""
+
+    def __init__(
+        self,
+        lists: Sequence[Sequence[str]],
+        runs: Callable[[Row], bool],
+        excludes: Callable[[str, str], bool],
+    ) -> None:
+        """Take the values of each axis, all different. The first value of an axis should run with most values
+        of the others. `runs` tells whether a job can run, `excludes` whether two values are known not to."""
+        self._lists = [tuple(values) for values in lists]
+        self._runs = cache(runs)
+        self._axis = {value: axis for axis, values in enumerate(self._lists) for value in values}
+        pairs = [pair for lists in combinations(self._lists, 2) for pair in product(*lists)]
+        self._left_out = [pair for pair in pairs if excludes(*pair)]
+        self._excluded = frozenset(self._left_out)
+        self._open = dict.fromkeys(pair for pair in pairs if pair not in self._excluded)
+        self._rows: list[Row] = []
+        self._random = random.Random(0)
+
+    def found(self) -> Covering:
+        """Return the jobs, the same each time."""
+        while self._open:
+            pair = next(iter(self._open))
+            row = self._greedy(pair)
+            if not self._runs(row):
+                start = next((other for other in self._with(pair) if self._runs(other)), None)
+                if start is None:
+                    del self._open[pair]
+                    self._left_out.append(pair)
+                    continue
+                row = self._improved(start, pair)
+            self._rows.append(row)
+            for pair in combinations(row, 2):
+                self._open.pop(pair, None)
+        met = {value for row in self._rows for value in row}
+        never = [value for values in self._lists for value in values if value not in met]
+        rows = [self._filled((value,), lambda values: values[0]) for value in never]
+        left_out = [pair for pair in self._left_out if not {*never}.intersection(pair)]
+        return Covering(self._rows + rows, left_out, never)
+
+    def _greedy(self, pair: Pair) -> Row:
+        """Return a job with this pair; each other value makes most open pairs with the values before it."""
+        chosen = {self._axis[value]: value for value in pair}
+        longest_first = sorted(range(len(self._lists)), key=lambda axis: -len(self._lists[axis]))
+        for axis in longest_first:
+            if axis not in chosen:
+                chosen[axis] = max(self._lists[axis], key=lambda value: self._gain(value, chosen.values()))
+        return tuple(chosen[axis] for axis in range(len(self._lists)))
+
+    def _improved(self, row: Row, pair: Pair) -> Row:
+        """Replace values of a job by those that make more open pairs, while it runs."""
+        for axis, values in enumerate(self._lists):
+            others = [*row[:axis], *row[axis + 1 :]]
+            gains = {value: self._gain(value, others) for value in values}
+            better = sorted(
+                (value for value in values if gains[value] > gains[row[axis]]), key=gains.__getitem__
+            )
+            for value in better[: -_BETTER - 1 : -1] if row[axis] not in pair else ():
+                if self._runs(changed := (*row[:axis], value, *row[axis + 1 :])):
+                    row = changed
+                    break
+        return row
+
+    def _gain(self, value: str, others: Collection[str]) -> int:
+        """Count the open pairs that a value makes with others; negative if one of them excludes it."""
+        made = sum(pair in self._open for pair in self._pairs(value, others))
+        return made - len(self._lists) * self._conflicts(value, others)
+
+    def _conflicts(self, value: str, others: Collection[str]) -> int:
+        return sum(pair in self._excluded for pair in self._pairs(value, others))
+
+    def _pairs(self, value: str, others: Collection[str]) -> Iterator[Pair]:
+        for other in others:
+            yield (value, other) if self._axis[value] < self._axis[other] else (other, value)
+
+    def _with(self, pair: Pair) -> Iterator[Row]:
+        """Yield jobs with this pair, the likeliest to run first: with the first values of all other axes,
+        then with those of jobs that run and have one of the two, then with any."""
+        yield self._filled(pair, lambda values: values[0])
+        placed = {self._axis[value]: value for value in pair}
+        for row in [row for row in self._rows if pair[0] in row or pair[1] in row]:
+            yield tuple(placed.get(axis, value) for axis, value in enumerate(row))
+        for _ in range(_DRAWN):
+            yield self._filled(pair, self._random.choice)
+
+    def _filled(self, given: Row, choose: Callable[[Sequence[str]], str]) -> Row:
+        """Complete a job with values that those before them do not exclude, where possible."""
+        chosen = {self._axis[value]: value for value in given}
+        for axis, values in enumerate(self._lists):
+            if axis not in chosen:
+                fit = [value for value in values if not self._conflicts(value, chosen.values())]
+                chosen[axis] = choose(fit or values)
+        return tuple(chosen[axis] for axis in range(len(self._lists)))
+
+
+def covering(
+    composer: Composer,
+    machine: Machine,
+    hosts_of: Callable[[int, str], int],
+    lists: Sequence[Sequence[str]],
+) -> Covering:
+    """Return jobs with every two values of these lists that can run together on this machine.
+
+    Raises:
+        ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is
+            wrong, whatever the others are.
+    """
+    common = [values[0] for values in lists if len(values) == 1]
+    swept = [value for values in lists if len(values) > 1 for value in values]
+    alone = {value: composer.config([*common, value]) for value in swept}
+    several_sizes = validity.has_several_sizes(alone.values())
+
+    def runs(overrides: Sequence[str]) -> bool:
+        try:
+            asked = composer.config(overrides)
+            validity.check(asked)
+            resolved = validity.resolve(asked, machine, hosts_of)
+            return validity.why_skip(asked, resolved, machine, several_sizes, overrides) is None
+        except ConfigError:
+            return False
+
+    def refuses(value: str, other: str) -> bool:
+        """Return whether a value is declared not to run with another one."""
+        if value not in alone or other not in alone:
+            return False
+        axis = _key(other)
+        only: dict[str, Only] = getattr(getattr(alone[value], _key(value), None), "only", {})
+        return axis in only and alone[other].value_of(axis) not in only[axis].values
+
+    return Search(lists, runs, lambda *pair: refuses(*pair) or refuses(*reversed(pair))).found()
+
+
+def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
+    """Describe how many of the cells run, and which pairs are left out."""
+    text = (
+        f"matrix=pairwise: {len(found.rows)} of {math.prod(map(len, lists))} cells have every pair of values"
+    )
+    out = [f"{value} with any" for value in found.never] + [" with ".join(pair) for pair in found.left_out]
+    if not out:
+        return text
+    return f"{text} that can run; left out: {listed(out)}"
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]

@@ -1,0 +1,1 @@
+"""Files of checkpoints, read without DCP: metadata, headers, chunks, audits."""

@@ -1,0 +1,1 @@
+"""Cells to a plan: identities, known failures, limits of the machine."""

@@ -1,0 +1,311 @@
+"""The inverse of a snapshot: put values into a run, also those of another run, or different ones.
+
+A value lies in a tensor, which is overwritten in place, or in a container: the entries of a parameter in an
+optimizer, the options of a group, the state of an object.
+"""
+
+import copy
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from dcpbench.compare.controls import made_different, perturb, perturb_model, perturb_optimizer, perturbed
+from dcpbench.compare.leaves import ABSENT, Recall, same_leaf, same_leaves
+from dcpbench.compare.whole_tensors import Exchange, assembled
+from dcpbench.core.state import Name, StatePart, named, text_of
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.run import Run, Unchanged
+from dcpbench.runs.run_state import State, live_state, saved_part, state_of
+from dcpbench.state.layout import Extent, ParameterPart, extent_of
+from dcpbench.state.snapshot import (
+    DigestedLeaf,
+    Idle,
+    Leaf,
+    Leaves,
+    Slot,
+    TensorLeaf,
+    below,
+    digest_of,
+    extra_states,
+    is_gone_into,
+    items,
+    local_part,
+    mapped,
+    named_parts,
+    names_parameters,
+    parts_of_each,
+    retained,
+)
+from dcpbench.workloads.optimizers import each_of
+
+_REPLACED = ("noise", "tensor_object", "train_state")
+"""Objects that a run replaces when it forgets its state."""
+
+
+def places_of(run: Run) -> dict[StatePart, list[Slot]]:
+    """Return the containers that the values of a run lie in, by part."""
+    return {
+        StatePart.model: [*extra_states(run.model)],
+        StatePart.optimizer: [*_of_optimizer(run)],
+        **run.places(),
+    }
+
+
+def _of_optimizer(run: Run) -> Iterator[Slot]:
+    known, number = parts_of_each(named_parts(run.model)), 0
+    for one in each_of(run.optimizer):
+        state = one.state
+        for group in one.param_groups:
+            for at, parameter in enumerate(group["params"]):
+                alone = {f"group{number}.{at}": ParameterPart(parameter, extent_of(parameter))}
+                read, put = partial(_entries, state, parameter), partial(state.__setitem__, parameter)
+                for fqn, part in known.get(id(parameter), alone).items():
+                    yield Slot(("state", fqn), read, put, part)
+            number += 1
+        for owner in [owner for owner in state if not isinstance(owner, torch.Tensor)]:
+            yield Slot(("state", str(owner)), partial(state.get, owner), partial(state.__setitem__, owner))
+    for number, group in enumerate(run.optimizer.param_groups):
+        yield Slot(("param_groups", number), partial(_options, group), group.update)
+
+
+def _entries(state: Mapping[Any, Any], parameter: Any) -> Any:
+    return state.get(parameter) or {}
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def put(
+    run: Run, state: State, recall: Callable[[StatePart, Name], torch.Tensor | None] = lambda *_: None
+) -> State:
+    """Put leaves into a run; return those that could not be set. A name whose leaf is `ABSENT` is removed.
+
+    Args:
+        recall: reads a full tensor, if only its digest or another part than this rank's was kept.
+    """
+    before, places = live_state(run), places_of(run)
+    for part, leaves in state.items():
+        _Put(leaves, partial(recall, part)).into(before.get(part, {}), places.get(part, ()))
+    after, left = live_state(run), State()
+    for part, leaves in state.items():
+        now, reads = after.get(part, {}), partial(recall, part)
+        left[part] = {
+            name: leaf
+            for name, leaf in leaves.items()
+            if not _is_set(name, leaf, now.get(name, ABSENT), reads)
+        }
+    return left
+
+
+def put_saved(
+    run: Run,
+    saved: State,
+    texts: Mapping[StatePart, Container[str]],
+    recall: Callable[[StatePart, Name], torch.Tensor | None],
+) -> State:
+    """Put the saved leaves of names with these texts into a run, as `put` does; a name that was not saved is
+    removed."""
+    live, due = live_state(run), State()
+    for part, of_part in texts.items():
+        names = named(saved[part] | live.get(part, {}), of_part)
+        due[part] = {name: saved[part].get(name, ABSENT) for name in names}
+    return put(run, due, recall)
+
+
+def _is_set(name: Name, leaf: Leaf, now: Leaf, recall: Recall) -> bool:
+    if isinstance(leaf, Idle) and now is ABSENT:
+        return True
+    leaf, now = _held(leaf), _held(now)
+    are_tensors = isinstance(leaf, TensorLeaf | DigestedLeaf) and isinstance(now, TensorLeaf)
+    if are_tensors and leaf.extent != now.extent:
+        value = _tensor(name, leaf, now.extent, recall)
+        return value is not None and same_leaf(name, replace(now, local=value.reshape(now.local.shape)), now)
+    return same_leaf(name, leaf, now)
+
+
+def _held(leaf: Leaf) -> Leaf:
+    return leaf.leaf if isinstance(leaf, Idle) else leaf
+
+
+def _tensor(name: Name, leaf: Leaf, extent: Extent, recall: Recall) -> torch.Tensor | None:
+    """Return the part of a tensor that has this extent; None if it is not known, or if the checkpoint has
+    other content than what was saved."""
+    if isinstance(leaf, DigestedLeaf):
+        full = recall(name)
+        if full is None or (tuple(full.shape), full.dtype) != (leaf.extent.shape, leaf.dtype):
+            return None
+        if digest_of(TensorLeaf(leaf.extent.take(full), leaf.extent, None)) != digest_of(leaf):
+            return None
+        return extent.take(full)
+    return saved_part({name: leaf}, name, extent, recall)
+
+
+@dataclass(frozen=True)
+class _Put:
+    """Leaves of a part of the state, by name, to be put into a run."""
+
+    leaves: Leaves
+    recall: Recall
+
+    @torch.no_grad()
+    def into(self, live: Leaves, places: Iterable[Slot]) -> None:
+        """Copy tensors in place; replace other values, and what is missing, in their containers. A user's
+        object that refuses its values keeps its own."""
+        for name in self.leaves.keys() & live.keys():
+            if isinstance(there := _held(live[name]), TensorLeaf):
+                value = _tensor(name, _held(self.leaves[name]), there.extent, self.recall)
+                if value is not None and value.dtype == there.dtype:
+                    there.local.copy_(value.reshape(there.local.shape))
+        values = [name for name, leaf in self.leaves.items() if not names_parameters(name, leaf)]
+        for place in places:
+            prefix = place.prefix
+            if names := [name for name in values if name[: len(prefix)] == prefix]:
+                _offer(place, partial(self._changed, names, place))
+
+    def _changed(self, names: Sequence[Name], place: Slot, values: Any) -> Any:
+        """Return the values of a container with the leaves of these names."""
+        prefix = place.prefix
+        if prefix in names and self.leaves[prefix] is not ABSENT:  # as the extra state of a module
+            return self._value(prefix, values, place.like)
+        values = values if is_gone_into(values) else {}
+        changed, present = self._within(values, place), {name for *_, name in items(values, prefix)}
+        for name in names:
+            if name not in present and name[:-1] == prefix and self.leaves[name] is not ABSENT:
+                changed[name[-1]] = self._value(name, None, place.like)
+        return changed
+
+    def _within(self, values: Any, place: Slot) -> Any:
+        """Return a copy of nested values with the leaves that are in it."""
+        changed = copy.copy(values)
+        for key, value, name in reversed([*items(values, place.prefix)]):  # of a list the last items go first
+            if is_gone_into(value):
+                changed[key] = self._within(value, place._replace(prefix=name))
+                is_removed = bool(value) and not changed[key]
+            else:
+                is_removed = self.leaves.get(name) is ABSENT
+                if name in self.leaves and not is_removed:
+                    changed[key] = self._value(name, value, place.like)
+            if is_removed:
+                del changed[key]
+        return changed
+
+    def _value(self, name: Name, current: Any, like: ParameterPart | None) -> Any:
+        """Return a value, in the `current` tensor if that is possible."""
+        leaf = _held(self.leaves[name])
+        if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+            return copy.deepcopy(leaf)
+        extent = leaf.extent
+        if like and extent.shape and extent.shape == like.extent.shape:
+            extent = like.extent
+            if getattr(current, "dtype", None) != leaf.dtype:
+                current = torch.zeros_like(like.parameter, dtype=leaf.dtype)
+        value = _tensor(name, leaf, extent, self.recall)
+        if value is None:
+            return current
+        if getattr(current, "dtype", None) != leaf.dtype:
+            return value.clone()
+        local = local_part(current)
+        local = like.of(local) if like and extent is like.extent else local
+        local.copy_(value.reshape(local.shape))
+        return current
+
+
+def _offer(place: Slot, made: Callable[[Any], Any]) -> None:
+    """Put into a container what is built from its values. A user's object that refuses it keeps its own."""
+    values = place.read()
+    before = None if place.like else copy.deepcopy(values)
+    try:
+        place.put(made(values))
+        place.read()
+    except Exception:
+        if place.like:
+            raise
+        with suppress(Exception):
+            place.put(before)
+
+
+def make_different(run: Run, seed: int) -> Unchanged:
+    """Change everything in a run that a load restores. Return the names of what stays as it was, such as what
+    a user's object refuses."""
+    before = {part: retained(leaves) for part, leaves in run.extra().items()}
+    run.forget(seed)
+    unchanged: dict[StatePart, set[Name]] = {
+        StatePart.model: perturb_model(run.model, seed, run.limits.leaves_out),
+        StatePart.optimizer: perturb_optimizer(run.optimizer, seed),
+    }
+    of_model = {*map(id, run.model.parameters())}
+    trained = (value for group in run.optimizer.param_groups for value in group["params"])
+    perturb([value for value in trained if id(value) not in of_model], seed)
+    for place in extra_states(run.model):
+        held = retained(place.leaves(place.read()))
+        if not run.limits.leaves_out(str(place.prefix[0])):
+            _offer(place, perturbed)
+        unchanged[StatePart.model] |= same_leaves(held, place.leaves(place.read()))
+    places = run.places()
+    for place in (*places.get(StatePart.scheduler, ()), *places.get(StatePart.extra, ())):
+        if place.prefix[0] not in _REPLACED:
+            _offer(place, perturbed)
+    if isinstance(run, OwnRun):
+        run.component.forget(seed)
+    unchanged |= {part: same_leaves(before[part], leaves) for part, leaves in run.extra().items()}
+    return unchanged | ({StatePart.extra: {*attributes}} if (attributes := run.attributes()) else {})
+
+
+def change_again(
+    run: Run, saved: State, unchanged: Unchanged, missed: Set[tuple[StatePart, str]]
+) -> Unchanged:
+    """Change what `make_different` has made equal to the saved state. Return what is unchanged, with what a
+    user's object keeps.
+
+    Args:
+        missed: the parts and the texts of the names that a control has missed.
+    """
+    kept = dict(unchanged)
+    for part in {part for part, _ in missed}:
+        live, texts = live_state(run)[part], {name for of, name in missed if of is part}
+        leaves = {name: saved[part][name] for name in named(saved[part], texts)}
+        equal = same_leaves(leaves, live).difference(kept.get(part, ()))
+        put(run, {part: {name: made_different(live[name], text_of(name), slice(None)) for name in equal}})
+        same = same_leaves(leaves, live_state(run)[part])
+        kept[part] = {*kept.get(part, ())}.difference(leaves) | same  # what differs needs no changed copy
+    return kept
+
+
+@torch.no_grad()
+def copy_tensors(run: OwnRun, other: OwnRun, exchange: Exchange) -> dict[Name, torch.Tensor]:
+    """Copy the tensors of a run, whose parts are on its ranks, to an unwrapped one, and return them in full;
+    collective."""
+    full = assembled(state_of(run), exchange)
+    for name, leaf in state_of(other).items():
+        if name in full:
+            leaf.local.copy_(full[name])
+    return full
+
+
+def copy_state(run: OwnRun, other: OwnRun) -> None:
+    """Copy the state of a run, whose parts are on its ranks, to an unwrapped one; collective."""
+    full, held = copy_tensors(run, other, run.world.exchange_of(run.model)), places_of(run)
+    group_of = {id(value): group for group in other.optimizer.param_groups for value in group["params"]}
+
+    def copied(part: ParameterPart, value: Any, name: Name) -> Any:
+        if name not in full:
+            return copy.deepcopy(value)
+        group, device = group_of[id(part.parameter)], part.parameter.device
+        if not full[name].ndim and not (group.get("capturable") or group.get("fused")):
+            device = value.device  # a step counter, which torch keeps on the CPU
+        return full[name].to(device, copy=True)
+
+    for part, places in places_of(other).items():
+        values = {place.prefix: place.read() for place in held[part]}
+        for place in places if part is not StatePart.random else ():
+            mine = values.get(place.prefix)
+            if place.like is None:
+                place.put(copy.deepcopy(mine))
+            elif mine := mine or {name[-1]: one for name, one in below(full, place.prefix).items()}:
+                place.put(mapped(mine, partial(copied, place.like), place.prefix))
+    other.random.copy_from(run.random)

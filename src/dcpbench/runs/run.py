@@ -1,0 +1,231 @@
+"""A run: trained, saved, loaded and compared; and how its steps use gradients. It is dcpbench's own loop
+(`own_run`) or a user's trainer (`own_trainer`), which share no code but the functions here."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from dcpbench.compare.whole_tensors import dense
+from dcpbench.core.mismatch import Place
+from dcpbench.core.rank_report import Skip
+from dcpbench.core.state import Name, StatePart
+from dcpbench.runs.unsaved_values import UnsavedValues
+from dcpbench.state.snapshot import Leaves, Slot, local_part, named_parts, parts_of_each
+from dcpbench.workloads.generators import RandomState
+from dcpbench.workloads.stateful import TrainState
+from dcpbench.workloads.workload import Batches
+from dcpbench.workloads.world import World
+
+Unchanged = Mapping[StatePart, Collection[Name]]
+"""Names, by part, of what cannot be changed in a load target."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What of a run cannot be compared, or not exactly, and why.
+
+    Args:
+        why_no_twin: why no plain model in one process can be compared with it.
+        why_layout_bound: why its losses need not be those of another layout.
+        why_no_replicas: why the copies of its parameters need not be equal after training, if it has no twin.
+        not_judged: by check, why its state is not compared.
+        left_out: the parts of the model that no checkpoint has, by FQN, so that each new run must have them.
+        leaves_gradients: whether gradients can be left after a step.
+        computes_in: the dtypes that it computes in, in addition to those of its parameters.
+        generators: the random generators whose state is saved and compared, by name; None means all. Another
+            layout draws other numbers, so they cannot be restored there.
+        changing: the attributes of a trainer that are compared: those that training changes. None until that
+            has shown it, and of a workload, which says itself what is saved.
+        why_not_resumed: why no resumed run can repeat its steps, if its twin has shown that.
+    """
+
+    why_no_twin: str | None = None
+    why_layout_bound: str | None = None
+    why_no_replicas: str | None = None
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    leaves_gradients: bool = False
+    computes_in: tuple[torch.dtype, ...] = ()
+    generators: frozenset[str] | None = None
+    changing: frozenset[Name] | None = None
+    why_not_resumed: str | None = None
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether no checkpoint has this part of the model."""
+        return any(name == part or name.startswith(f"{part}.") for part in self.left_out)
+
+
+NO_LIMITS = Limits()
+
+
+class Run(Protocol):
+    """A run on this rank.
+
+    Attributes:
+        world: the ranks that have it.
+        sizes: the sizes of their mesh.
+        optimizer: all of its optimizers as one.
+        alive: for each step, whether this rank had a gradient that is not zero: the losses of a dead net
+            prove nothing.
+        limits: what of it cannot be compared. The last step of the reference run shows which generators.
+        comes_after: the last save or load of it.
+    """
+
+    world: World
+    sizes: dict[str, int]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    random: RandomState
+    train_state: TrainState
+    alive: list[bool]
+    limits: Limits
+    comes_after: Place
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpointer saves, and loads into, by top-level key."""
+
+    def extra(self) -> dict[StatePart, Leaves]:
+        """Return the state in addition to model, optimizer and random generators: `extra`, and `scheduler` if
+        there is one."""
+
+    def attributes(self) -> Leaves:
+        """Return the state of which only what training changes is compared, in `extra`."""
+
+    def unsaved_values(self) -> UnsavedValues:
+        """Read plain values that are in no state dict."""
+
+    def train(self, batches: Batches, until: int) -> list[float]:
+        """Train up to and including step `until`; return the global batch's loss of each step."""
+
+    def places(self) -> dict[StatePart, list[Slot]]:
+        """Return the containers of the same state, and of the generators, as far as values can be put."""
+
+    def forget(self, seed: int) -> None:
+        """Replace the objects that a run makes itself, and reseed its generators."""
+
+
+def dtypes_of(run: Run) -> set[torch.dtype]:
+    """Return all dtypes that a run computes in."""
+    return {*run.limits.computes_in, *(value.dtype for value in run.model.parameters())}
+
+
+def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether one of these parameters has a gradient that is not zero on this rank."""
+    gradients = (value.grad for value in parameters if value.grad is not None)
+    return any(bool(local_part(dense(gradient)).any()) for gradient in gradients)
+
+
+@contextmanager
+def noting_gradients(
+    optimizers: Iterable[torch.optim.Optimizer], parameters: Callable[[], Iterable[nn.Parameter]]
+) -> Iterator[list[bool]]:
+    """Context manager around a step. It yields a list that gets, when an optimizer steps and at the end,
+    whether one of the parameters has a gradient that is not zero."""
+    alive = list[bool]()
+    with ExitStack() as hooks:
+        for optimizer in optimizers:
+            hook = optimizer.register_step_pre_hook(lambda *_: alive.append(has_gradient(parameters())))
+            hooks.callback(hook.remove)
+        yield alive
+    alive.append(any(alive) or has_gradient(parameters()))
+
+
+CLIPPING = "clipping"
+"""`Use.by` of torch's functions that clip gradients."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of gradients in a step, by the ranks or by their twin.
+
+    Args:
+        by: the optimizer that steps on them, or that a function of torch clips them.
+        gradients: by FQN, this rank's parts; of the twin, elements in float64.
+        full: full gradients, from all ranks.
+        sizes: the magnitudes of the twin's gradients, summed over the passes that accumulate.
+    """
+
+    by: str
+    gradients: Mapping[str, torch.Tensor]
+    full: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    sizes: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+Note = Callable[[str, list[nn.Parameter]], None]
+"""Is called before each use of gradients, with `Use.by` and the parameters."""
+
+
+def gradients_of(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Return this rank's gradients of these parameters of a model, by FQN."""
+    wanted = {id(value) for value in parameters}
+    return {
+        name: part.of(part.parameter.grad)
+        for parts in parts_of_each(named_parts(model)).values()
+        for name, part in parts.items()
+        if part.parameter.grad is not None and id(part.parameter) in wanted
+    }
+
+
+def copied_to(uses: list[Use], model: nn.Module) -> Note:
+    """Return a function that appends a copy of a model's gradients at each use of them."""
+
+    def note(by: str, parameters: list[nn.Parameter]) -> None:
+        gradients = gradients_of(model, parameters).items()
+        uses.append(Use(by, {name: gradient.detach().clone() for name, gradient in gradients}))
+
+    return note
+
+
+@contextmanager
+def each_use(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], note: Note
+) -> Iterator[None]:
+    """Context manager: call `note` before an optimizer steps, and before torch clips gradients."""
+    grouped = clip_grad._group_tensors_by_device_and_dtype
+
+    def clipping(tensors: Any, *args: Any, **options: Any) -> Any:
+        clipped = {_place(gradient) for gradients in tensors for gradient in gradients}
+        note(CLIPPING, [value for value in parameters if _place(value.grad) in clipped])
+        return grouped(tensors, *args, **options)
+
+    def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
+        if any(argument is not None for argument in (*args[1:], options.get("closure"))):
+            raise Skip(
+                "step: an optimizer's step has a closure; call backward() before it, and step() without one; "
+                "if it needs one, use checkpointer=trainer"
+            )
+        stepped = [value for group in optimizer.param_groups for value in group["params"]]
+        note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", stepped)
+
+    with ExitStack() as hooks:
+        # All functions that clip call this one, however a module has imported them.
+        hooks.enter_context(mock.patch.object(clip_grad, "_group_tensors_by_device_and_dtype", clipping))
+        for number, optimizer in enumerate(optimizers):
+            hooks.callback(optimizer.register_step_pre_hook(partial(stepping, number)).remove)
+        yield
+
+
+def _place(gradient: torch.Tensor | None) -> int | None:
+    """Return a number that a gradient has in common with views of it, such as the local part of a DTensor."""
+    if gradient is None:
+        return None
+    return id(gradient) if gradient.is_sparse else local_part(gradient).data_ptr()
+
+
+def names_of_uses(uses: Sequence[Use]) -> list[str]:
+    """Return the words that follow the name of a gradient in each use; none in an only one."""
+    if len(uses) == 1:
+        return [""]
+    all_by = [use.by for use in uses]
+    names = []
+    for number, by in enumerate(all_by):
+        several = all_by.count(by) > 1
+        names.append(f" before {by}" + (f", use {1 + all_by[:number].count(by)}" if several else ""))
+    return names

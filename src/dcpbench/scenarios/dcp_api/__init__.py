@@ -1,0 +1,1 @@
+"""PyTorch's other tests of DCP's functions."""

@@ -1,0 +1,97 @@
+"""Load parts of a checkpoint: the model alone into a model, then the rest, and single keys into plain
+dictionaries."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+# Private to torch, and its only way to read everything below a key without a template.
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+from dcpbench.cell import checks, contract, side_effects, steps, uninterrupted
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import record_restored
+from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.compare.across_layouts import compare_across
+from dcpbench.compare.controls import all_different, compare_controlled, controllable, unlike
+from dcpbench.compare.leaves import Comparison, same_leaves
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name, StatePart, text_of
+from dcpbench.runs.run_state import live_state, retained_state
+from dcpbench.state.snapshot import Leaves, below, snapshot_nested
+
+
+def partial_load(cell: Cell) -> None:
+    """Requested keys are loaded and equal; others are neither loaded nor changed. Training continues from
+    both parts."""
+    reference = uninterrupted.train_and_save(cell)
+    checkpoint = reference.checkpoints[-1]
+
+    model, optimizer = StatePart.model, StatePart.optimizer
+    _verify_below(cell, ("model",), model, checkpoint.state[model], checkpoint)
+    moments = below(checkpoint.state[optimizer], ("state",))
+    _verify_below(cell, ("optimizer", "state"), optimizer, moments, checkpoint)
+
+    model_only = replace(checkpoint, state={model: checkpoint.state[model]})
+    target = steps.build_target(cell, reference)
+    controls = checks.make_different(cell, target, checkpoint)
+    before = retained_state(target)
+    rest = target.state()
+    steps.load(cell, target, checkpoint, state={"model": rest.pop("model")})
+    checks.verify_restored(cell, target, model_only, controls)
+    default = {("random", target.random.key, name) for name in target.random.states}
+    with cell.phase("verify", "equality"):
+        others = (optimizer, StatePart.scheduler, StatePart.extra)
+        # All but the model, with its generators, is as before the load, and not as saved.
+        now, then, saved = (
+            {name: leaf for part in others for name, leaf in state.get(part, {}).items()}
+            | {name: leaf for name, leaf in state.get(StatePart.random, {}).items() if name in default}
+            for state in (live_state(target), before, checkpoint.state)
+        )
+        compared = compare_controlled(then, now, unlike(then, saved, same_leaves(saved, then)))
+        cell.record(
+            "contract_held",
+            compared,
+            checkpoint.at("not loaded in the checkpoint of step {step}"),
+            side_effects.LOAD,
+        )
+    steps.load(cell, target, checkpoint, state=rest)
+    checks.verify_restored(cell, target, checkpoint, controls)
+    checks.resume(cell, target, checkpoint, reference)
+
+
+def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, saved: Checkpoint) -> None:
+    """Check that a load of a key brings full tensors of everything below it to the CPU of every rank, and
+    nothing else."""
+    checkpointer = cell.checkpointer
+    assert isinstance(checkpointer, DcpCheckpointer)
+    key = text_of(prefix)
+    where = saved.at(f"read by the key {key} in the checkpoint of step {{step}}")
+    with cell.phase("load"):
+        nested = _load_state_dict_from_keys(
+            key,
+            storage_reader=checkpointer.reader(saved.checkpoint_id),
+            process_group=cell.world.checkpoint_group,
+        )
+    loaded = snapshot_nested(nested)
+    actual = below(loaded, prefix)
+    changed = all_different(actual)
+
+    def recall(name: Name) -> torch.Tensor | None:
+        return checkpointer.read_tensor(saved.checkpoint_id, text_of((*prefix, *name)))
+
+    with cell.phase("verify", "equality"):
+        found = compare_across(expected, actual, cell.world.group, recall)
+        control = compare_across(expected, changed, cell.world.group)
+        compared = Compared.of(found, control, controllable(expected))
+        record_restored(cell, saved, {part: Comparison(expected, actual, compared)}, where)
+
+    def unrequested(names: Iterable[Name]) -> list[Mismatch]:
+        others = [text_of(name) for name in names if name[: len(prefix)] != prefix]
+        return [contract.violation(key, f"{others[0]} came with it")] if others else []
+
+    broken = unrequested([*loaded, ("optimizer", "param_groups")])
+    cell.record("contract_held", Compared.of(unrequested(loaded), broken, [key]), where)

@@ -1,0 +1,1 @@
+"""A run's live state, read without the library under test: snapshots, layouts, digests, flags."""

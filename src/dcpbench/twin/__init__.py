@@ -1,0 +1,1 @@
+"""The training verdict: a second run, unsharded, that takes the same steps."""

@@ -1,0 +1,387 @@
+"""Comparison of losses, and of a training step of a parallel run with the same step of an unwrapped twin that
+has the same parameters: gradients within the rounding bound of their sum, the optimizer step bit for bit.
+
+States that both have trained to cannot be compared closely, because Adam makes a step of full size out of a
+gradient that is only rounding. So gradients are compared before the optimizer step, and then both sides step
+on the same gradients.
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dcpbench.compare.leaves import (
+    SMALL_BYTES,
+    Absence,
+    compare_elements,
+    equal_together,
+    same_value,
+    share_of,
+    unlike_tensors,
+)
+from dcpbench.compare.whole_tensors import real_elements
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name, text_of
+from dcpbench.state.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
+
+TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
+"""The largest difference that counts as close, as a fraction of the largest magnitude in the tensor. An
+absolute tolerance would pass any second moments of 1e-8."""
+_ROUNDINGS_OF_LOSS = 0.125
+"""The same in roundings of the parameters' dtype, if that is larger: a loss is a mean of many elements. In
+bfloat16 it is 9.8e-4."""
+_TIMES_NOISE, _TIMES_FACTOR = 16, 8
+"""Limits of the difference of a gradient's elements, and of its factor, as multiples of the noise between two
+jittered twins. 39 healthy runs needed at most 7.9 and 3.7."""
+_LARGEST_FACTOR = 0.5
+"""A gradient with a larger limit for its factor is mostly noise, so that the factor is not compared."""
+_LARGEST_NOISE = 0.25
+"""Nor is it compared if the noise has more than this fraction of the gradient's norm: `rms / norm` assumes
+that errors of elements are independent, and those of a gradient of low rank are not. A vision transformer
+whose class token attends to itself alone has key gradients of rounding, with any factor on a GPU."""
+_LOSS_EPS = 32 * torch.finfo(torch.float32).eps
+"""Relative tolerance of a loss, the mean of many elements, in float32."""
+
+
+@dataclass(frozen=True)
+class GradientBound:
+    """The bound for the difference of a gradient from the twin's: the rounding of a sum of `parts` terms, in
+    the dtype with this `eps`; with `noise`, also measured noise, if the twin cannot run the same kernels.
+    Gradients that accumulate are summed `sums` times. Roundings of a statistic of many elements, by which
+    each of them is then normalized, are `worst` times as large as the noise."""
+
+    parts: int
+    eps: float
+    noise: bool
+    sums: int = 1
+    worst: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Name of the bound in a row."""
+        return "measured_noise" if self.noise else "rounding_of_sum"
+
+    @property
+    def control(self) -> float:
+        """The fraction by which a gradient is changed in the negative control."""
+        return 1.0 if self.noise else min(1.0, max(2**-6, 8 * (self.parts + 1) * self.sums * self.eps))
+
+
+@dataclass(frozen=True)
+class TwinGradient:
+    """The twin's full gradient of a parameter, elements in float64, shape (elements,).
+
+    Args:
+        mean: the mean over the parts of the batch.
+        tolerance: by element.
+        factor_tolerance: of a common factor of all elements; None if noise hides a factor.
+    """
+
+    mean: torch.Tensor
+    tolerance: torch.Tensor
+    factor_tolerance: float | None = None
+
+    @classmethod
+    def of(
+        cls, bound: GradientBound, total: torch.Tensor, size: torch.Tensor, *others: torch.Tensor
+    ) -> "TwinGradient":
+        """Return it from sums over the parts: of the gradients, of their magnitudes, and of the differences
+        of jittered twins from the twin."""
+        parts, eps = bound.parts, bound.eps
+        mean = total / parts
+        tolerance = (
+            (parts + 1) * bound.sums * (eps * size / parts + torch.finfo(torch.float32).smallest_normal * eps)
+        )
+        if not bound.noise:
+            return cls(mean, tolerance)
+        noises = [bound.worst * other / parts for other in others]
+        noise = torch.stack(noises).abs().amax(0)
+        rms = float(noise.square().mean().sqrt())
+        norm = float(mean.norm())
+        factors = [abs(_factor(one, mean)) for one in noises] if norm else []
+        least = (parts + 1) * bound.sums * torch.finfo(torch.float32).eps
+        factor = _TIMES_FACTOR * max(*factors, rms / norm, least) if norm else math.inf
+        comparable = factor < _LARGEST_FACTOR and float(noise.norm()) <= _LARGEST_NOISE * norm
+        factor_tolerance = factor if comparable else None
+        return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), factor_tolerance)
+
+    def can_tell(self, share: float) -> bool:
+        """Return whether a gradient that is wrong by this fraction would be detected. One that consists of
+        rounding cannot be distinguished from a wrong one."""
+        if not bool(self.mean.any()):
+            return True
+        by_factor = self.factor_tolerance is not None and share > 2 * self.factor_tolerance
+        return by_factor or bool((share * self.mean.abs() > 2 * self.tolerance).any())
+
+    def made_different(self, share: float) -> "TwinGradient":
+        """Return a gradient for the negative control, changed by this fraction; ones for a gradient of
+        zeros."""
+        other = self.mean * (1 + share) if bool(self.mean.any()) else torch.ones_like(self.mean)
+        return replace(self, mean=other)
+
+
+@dataclass(frozen=True)
+class TwinGradients:
+    """The reference of a step's gradients.
+
+    Args:
+        twins: the twin's gradients of the global batch, by name.
+        own: the twin's gradients of this rank's share of the batch, elements in float64.
+        check: that compares them.
+    """
+
+    twins: Mapping[str, TwinGradient]
+    own: Mapping[str, torch.Tensor]
+    check: str = "gradient_close"
+
+
+def _factor(difference: torch.Tensor, reference: torch.Tensor) -> float:
+    return float(difference @ reference) / float(reference @ reference)
+
+
+@dataclass(frozen=True)
+class GradientPart:
+    """A rank's part of a parameter's gradient.
+
+    Args:
+        leaf: the rank's part of the parameter.
+        local: None if the rank has no gradient.
+        whole: the full gradient, from all ranks.
+    """
+
+    leaf: TensorLeaf
+    local: torch.Tensor | None
+    whole: torch.Tensor | None
+
+    def of(self, elements: torch.Tensor) -> torch.Tensor:
+        """Return this part of a full tensor, given and returned as elements in float64."""
+        extent = self.leaf.extent
+        if self.leaf.dtype.is_complex:
+            pairs = torch.view_as_complex(elements.reshape(*extent.shape, 2).contiguous())
+            return real_elements(extent.take(pairs))
+        return extent.take(elements.reshape(extent.shape))
+
+
+def compare_gradient(
+    name: str, step: int, part: GradientPart, twin: TwinGradient | None
+) -> tuple[Mismatch | None, float]:
+    """Compare a part of a gradient with the twin's; None if the twin has none. A gradient of zeros equals a
+    missing one, because parallelisms differ in that.
+
+    Returns:
+        the mismatch, if any, and the largest difference as a fraction of its tolerance.
+    """
+    facts: dict[str, Any] = {"step": step}
+    if twin is None:
+        wrong = part.local is not None and bool(part.local.any())
+        return Mismatch(name, Problem.only_parallel, "gradient", facts=facts) if wrong else None, 0.0
+    expected, tolerance = part.of(twin.mean), part.of(twin.tolerance)
+    if not expected.numel():
+        return None, 0.0
+    here = torch.zeros_like(expected) if part.local is None else real_elements(part.local).to(expected.device)
+    distance = (here - expected).abs()
+    tolerance = tolerance.clamp(min=torch.finfo(torch.float64).tiny)
+    used = float((distance / tolerance).max())
+    if math.isnan(used):  # two infinities are equal, and two NaN, whose tolerance is NaN
+        same = (here == expected) | (here.isnan() & expected.isnan())
+        distance = distance.masked_fill(same, 0.0)
+        used = float((distance / tolerance).masked_fill(same, 0.0).max())
+    if not used <= 1:
+        if part.local is None:
+            return Mismatch(name, Problem.only_twin, "gradient", facts=facts), used
+        farthest = float(distance.max())
+        facts |= {"bounds": used, "share": share_of(farthest, float(twin.mean.abs().nan_to_num(0.0).max()))}
+        problem = Problem.nan if math.isnan(farthest) else Problem.far
+        return Mismatch(name, problem, "gradient", farthest, facts), used
+    if twin.factor_tolerance is None or part.whole is None:
+        return None, used
+    factor = _factor(real_elements(part.whole).to(twin.mean.device) - twin.mean, twin.mean)
+    by_factor = abs(factor) / twin.factor_tolerance
+    if not by_factor <= 1:
+        facts |= {"factor": 1 + factor, "share": abs(factor)}
+        return Mismatch(name, Problem.far, "gradient", float(distance.max()), facts), by_factor
+    return None, max(used, by_factor)
+
+
+def is_close(name: str, twin: TwinGradient, part: GradientPart | Absence) -> bool:
+    """Return whether a part of a gradient is within the tolerance of the twin's."""
+    return isinstance(part, GradientPart) and compare_gradient(name, 0, part, twin)[0] is None
+
+
+def compare_step(
+    step: int,
+    twin: Leaves,
+    actual: Leaves,
+    elsewhere: Collection[Name] = (),
+    tolerances: Mapping[Name, torch.Tensor] | None = None,
+    closely: bool = True,
+) -> list[Mismatch]:
+    """Compare the state after a step with the twin's, bit for bit.
+
+    Args:
+        twin: the complete state.
+        actual: this rank's parts. An optimizer's entry for a parameter of which it has no element is ignored.
+        elsewhere: names that only other ranks have.
+        tolerances: by name, a full tensor with the tolerance of each element, if the step is not
+            reproducible.
+        closely: False for a control, which needs only the names.
+    """
+    tolerances = tolerances or {}
+    found = list[Mismatch]()
+    same = equal_together(_parts_with_twin(twin, actual))
+    for name, leaf in actual.items():
+        if same.get(name) or isinstance(leaf, Idle):
+            continue
+        if name in same and name not in tolerances and not closely:
+            found.append(Mismatch(text_of(name), Problem.differs, leaf.kind))
+        elif finding := _compare_with_twin(name, twin, leaf, tolerances):
+            found.append(finding)
+    found += [
+        Mismatch(text_of(name), Problem.only_twin, kind_of(name, leaf))
+        for name, leaf in twin.items()
+        if name not in actual and name not in elsewhere and not may_be_absent(name, actual)
+    ]
+    return [replace(one, facts={"step": step, **one.facts}) for one in found]
+
+
+def _parts_with_twin(twin: Leaves, actual: Leaves) -> Iterator[tuple[Name, torch.Tensor, torch.Tensor]]:
+    """Yield the tensors that both have, as this rank's parts."""
+    for name, leaf in actual.items():
+        expected: Leaf = twin.get(name)
+        both = type(leaf) is TensorLeaf and type(expected) is TensorLeaf
+        if both and leaf.local.nbytes <= SMALL_BYTES and leaf.extent.shape == expected.extent.shape:
+            yield name, leaf.extent.take(expected.local), leaf.local.reshape(-1)
+
+
+def _compare_with_twin(
+    name: Name, twin: Leaves, actual: Leaf, tolerances: Mapping[Name, torch.Tensor]
+) -> Mismatch | None:
+    if name not in twin:
+        return Mismatch(text_of(name), Problem.only_parallel, kind_of(name, actual))
+    expected = twin[name]
+    if not (isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf)):
+        facts = {"expected": repr(expected), "actual": repr(actual)}
+        same = same_value(expected, actual)
+        return None if same else Mismatch(text_of(name), Problem.value, kind_of(name, actual), facts=facts)
+    if wrong := unlike_tensors(name, expected, actual):
+        return wrong
+    part = actual.extent.take(expected.local)
+    local = actual.local.reshape(-1)
+    finding = compare_elements(name, actual.kind, actual.extent, part, local)
+    if finding and name in tolerances:
+        distance = (part.double() - local.to(part.device).double()).abs()
+        return None if bool((distance <= actual.extent.take(tolerances[name])).all()) else finding
+    return finding
+
+
+def step_tolerances(twin: Leaves, others: Iterable[Leaves], times: float = 1.0) -> dict[Name, torch.Tensor]:
+    """Return the tolerance of each element after a step that is not reproducible, from the steps that
+    `others` took with slightly different gradients, and `times` their difference. A rounding of the element's
+    dtype is added, because it can go either way even if the other steps do not show it."""
+    tolerances: dict[Name, torch.Tensor] = {}
+    for other in others:
+        for name, leaf in other.items():
+            if isinstance(leaf, TensorLeaf) and leaf.dtype.is_floating_point:
+                noise = (leaf.local.double() - twin[name].local.double()).abs()
+                largest = tolerances.setdefault(name, torch.zeros_like(noise))
+                torch.maximum(largest, noise, out=largest)
+    return {
+        name: times * _TIMES_NOISE * noise.clamp(min=float(noise.square().mean().sqrt()))
+        + torch.finfo(twin[name].dtype).eps * twin[name].local.double().abs()
+        for name, noise in tolerances.items()
+        if noise.numel()
+    }
+
+
+def changed_beyond(leaves: Leaves, tolerances: Mapping[Name, torch.Tensor]) -> Leaves:
+    """Return the leaves, with those that have a tolerance changed by more than it."""
+    changed = {
+        name: replace(leaf, local=(leaf.local.double() + 4 * float(tolerances[name].max())).to(leaf.dtype))
+        for name, leaf in leaves.items()
+        if isinstance(leaf, TensorLeaf) and name in tolerances and leaf.extent.numel
+    }
+    return {**leaves, **changed}
+
+
+def loss_share(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the relative tolerance of the ranks' loss, computed in these dtypes."""
+    return loss_tolerance(_LOSS_EPS, dtypes)
+
+
+def rounding(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the distance from 1 to the next number in the coarsest of these dtypes that can be trained
+    in."""
+    floats = (one for one in dtypes if (one.is_floating_point or one.is_complex) and one.itemsize > 1)
+    return max((torch.finfo(one).eps for one in floats), default=0.0)
+
+
+def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
+    """Return the largest relative difference of losses that counts as close, for models with these dtypes."""
+    return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
+
+
+def compare_losses(
+    expected: list[float], actual: list[float], first: int, tolerance: float | None = None
+) -> list[Mismatch]:
+    """Return a mismatch for each step, from step `first` on, whose loss does not equal the expected one bit
+    for bit or, with a `tolerance`, differs by more than that fraction of it. NaN equals NaN; the negative
+    control detects that it proves nothing."""
+    found = []
+    for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
+        distance = None if None in (one, other) else abs(one - other)  # only one of the runs took the step
+        close = distance is not None and tolerance is not None and distance <= tolerance * abs(one)
+        if close or same_value(one, other):
+            continue
+        problem = Problem.value if tolerance is None else Problem.far
+        facts: dict[str, Any] = {"expected": repr(one), "actual": repr(other)}
+        if other is not None and math.isnan(other):
+            problem = Problem.nan
+        elif distance is not None:
+            facts["share"] = share_of(distance, abs(one))
+        found.append(Mismatch(loss_name(step), problem, None, distance, facts))
+    return found
+
+
+def loss_name(step: int) -> str:
+    """Return the name of a step's loss in mismatches and controls."""
+    return f"loss of step {step}"
+
+
+def compare_resumed(
+    expected: list[float],
+    losses: list[float],
+    first: int,
+    close: tuple[str, Iterable[torch.dtype]] | None,
+    alive: Sequence[bool],
+    unrestored: list[float],
+) -> Compared:
+    """Compare losses from step `first` on with the uninterrupted run's, as `compare_losses`. The control is
+    the losses of an unrestored model, from step 1 on, which must be reported.
+
+    A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The losses
+    of two models can be close at some steps by coincidence: there the loss of the unrestored model's step
+    before must be reported.
+
+    Args:
+        close: the name of a tolerance and the dtypes of both runs, if the losses need only be close.
+    """
+    tolerance = loss_tolerance(TOLERANCES[close[0]], close[1]) if close else None
+    usable = {
+        loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
+        for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), first)
+    }
+    last = first + len(expected) - 1
+    others = (unrestored[first - 1 - back : last - back] for back in (0, 1) if back < first)
+    reported = {
+        mismatch.name
+        for other in others
+        for mismatch in compare_losses(expected[: len(other)], other, first, tolerance)
+    }
+    fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
+    names = [loss_name(step) for step in range(first, last + 1)]
+    return Compared(compare_losses(expected, losses, first, tolerance), dict.fromkeys(names, True), fired)

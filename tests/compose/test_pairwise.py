@@ -1,0 +1,129 @@
+"""Few cells in which every two values meet: `matrix=pairwise`."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import dcpbench
+from dcpbench.compose.pairwise import Covering, Row, Search, sentence
+from support.pretended_engine import PRETENDED, tell_probes
+
+shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
+AXES = (
+    *("parallel=none,ddp,fsdp2", "save=sync,async,async_cached", "overlap_saves=false,true"),
+    *("model=even,uneven", "seed=range(0,3)", "optimizer=adam,sgd"),
+)
+
+
+def lists_of(shape: list[int]) -> list[list[str]]:
+    return [[f"{axis}={value}" for value in range(number)] for axis, number in enumerate(shape)]
+
+
+def pairs_of(rows: list[Row]) -> set[tuple[str, str]]:
+    return {pair for row in rows for pair in itertools.combinations(row, 2)}
+
+
+def anything(_: Any, __: Any = None) -> bool:
+    return True
+
+
+def nothing(_: Any, __: Any = None) -> bool:
+    return False
+
+
+@given(shapes)
+@settings(deadline=None, max_examples=50)
+def test_every_pair_is_in_some_job(shape: list[int]) -> None:
+    lists = lists_of(shape)
+    found = Search(lists, anything, nothing).found()
+    everywhere = {pair for both in itertools.combinations(lists, 2) for pair in itertools.product(*both)}
+    assert pairs_of(found.rows) == everywhere
+    assert all(row[axis] in values for row in found.rows for axis, values in enumerate(lists))
+    assert (found.left_out, found.never) == ([], [])
+    assert Search(lists, anything, nothing).found() == found, "the same cells on every day"
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_most"), [([8, 3, 2, 2, 10], 80), ([5] * 10, 60), ([3] * 4 + [2] * 4, 16)]
+)
+def test_pairs_need_few_jobs(shape: list[int], at_most: int) -> None:
+    assert len(Search(lists_of(shape), anything, nothing).found().rows) <= at_most < math.prod(shape)
+
+
+@given(shapes, st.data())
+@settings(deadline=None, max_examples=50)
+def test_every_runnable_pair_is_in_a_job_that_runs(shape: list[int], data: st.DataObject) -> None:
+    """Constraints of two values, some known before, and one of three."""
+    lists = lists_of(shape)
+    anywhere = st.sampled_from([value for values in lists for value in values])
+    apart = data.draw(st.lists(st.frozensets(anywhere, min_size=2, max_size=3), max_size=4))
+    known = {conflict for conflict in apart if len(conflict) == 2 and data.draw(st.booleans())}
+
+    def runs(row: Row) -> bool:
+        return not any(conflict <= {*row} for conflict in apart)
+
+    found = Search(lists, runs, lambda one, other: frozenset((one, other)) in known).found()
+    could = pairs_of([row for row in itertools.product(*lists) if runs(row)])
+    assert pairs_of([row for row in found.rows if runs(row)]) == could
+    assert not could & {*found.left_out}
+    alone = {value for values in lists for value in values} - {value for pair in could for value in pair}
+    assert {*found.never} == alone
+    assert [row for row in found.rows if not runs(row)] == found.rows[len(found.rows) - len(alone) :]
+
+
+def test_pairs_left_out_are_printed() -> None:
+    lists = [["a=1", "a=2"], ["b=1", "b=2"]]
+    told = sentence(lists, Covering([("a=1", "b=1")] * 3, [("a=2", "b=2")], ["a=3"]))
+    assert told.startswith("matrix=pairwise: 3 of 4 cells have every pair of values that can run; ")
+    assert told.endswith("left out: a=3 with any, a=2 with b=2")
+    many = Covering([], [("a=1", f"b={number}") for number in range(9)], [])
+    assert sentence(lists, many).endswith("a=1 with b=2 and 6 more")
+
+
+def planned(folder: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
+    asked = ("plan", *words, "device=cpu", "--json", f"hydra.sweep.dir={folder}", PRETENDED)
+    done = dcpbench(*asked, folder=folder, prepare=tell_probes)
+    assert done.status == 0, done.err
+    assert done.err.count("probing\n") == 1
+    return json.loads(done.out)["cells"], done.err
+
+
+@pytest.mark.slow
+def test_pairwise_plan_has_all_runnable_pairs(tmp_path: Path) -> None:
+    cells, told = planned(tmp_path / "sweep", "matrix=pairwise", *AXES)
+    assert "left out: save=async_cached with any, save=sync with overlap_saves=True" in told
+    skips = [cell for cell in cells if cell["would"] == "skip"]
+    assert len(skips) == 1
+    assert "save=async_cached" in skips[0]["cell"]
+    met = {pair for cell in cells for pair in itertools.combinations(cell["cell"].split(","), 2)}
+    assert {("parallel=fsdp2", "optimizer=sgd"), ("overlap_saves=true", "seed=2")} <= met
+    assert len(cells) < 20, "of 216"
+
+
+@pytest.mark.slow
+def test_block_of_an_experiment_can_be_pairwise(tmp_path: Path) -> None:
+    block = {key: values for key, _, values in (axis.partition("=") for axis in AXES[2:])}
+    blocks = {
+        "pairs": {**block, "save": "async", "matrix": "pairwise"},
+        "all": {"parallel": "ddp,fsdp", "saves": 1},
+    }
+    (tmp_path / "experiment").mkdir()
+    written = {"hydra": {"sweeper": {"matrix": blocks}}}
+    (tmp_path / "experiment/two.yaml").write_text(f"# @package _global_\n{json.dumps(written)}")
+    words = ("experiment=two", f"--config-dir={tmp_path}")
+    by_pairs, _ = planned(tmp_path / "one", *words)
+    assert 6 + 2 <= len(by_pairs) < 24 + 2
+    assert not any("matrix" in cell["cell"] for cell in by_pairs)
+    typed = [word for word in by_pairs[3]["cell"].split(",") if word != "device=cpu"]
+    again, _ = planned(tmp_path / "two", *words, *typed)
+    assert [cell["cell"] for cell in again] == [by_pairs[3]["cell"]]
+    blocks["pairs"]["matrix"] = "pairwse"
+    (tmp_path / "experiment/two.yaml").write_text(f"# @package _global_\n{json.dumps(written)}")
+    with pytest.raises(AssertionError, match=r"dcpbench: matrix=pairwse: .* did you mean pairwise\?"):
+        planned(tmp_path / "three", *words)

@@ -1,0 +1,232 @@
+"""A run gets the saved values of what known defects made wrong in its load, and of nothing else."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dcpbench.cell import checks
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import mend
+from dcpbench.compare.leaves import compare
+from dcpbench.core.mismatch import Mismatch, Place, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import CHECK_OF, StatePart, key_of
+from dcpbench.runs.build_run import build
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.run import NO_LIMITS
+from dcpbench.runs.run_state import State, live_state, retained_state
+from dcpbench.state.snapshot import TensorLeaf, digested, named_parameters
+from dcpbench.workloads.workload import batches_of
+from support.alone import bare_cell, config, run_alone
+from support.notes import why_not
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+
+
+class Reader:
+    """Reads a full tensor by its key."""
+
+    def __init__(self, read: Callable[[str], torch.Tensor | None] = lambda key: None) -> None:
+        self.read = read
+
+    def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
+        return self.read(key)
+
+
+def trained(cell: Cell, steps: int) -> OwnRun:
+    run = build(cell.config, cell.world, steps)
+    run.train(batches_of(cell.config, cell.world.device), steps)
+    return run
+
+
+def wrongly_loaded(
+    cell: Cell, reader: Reader, by: Callable[[str], str | None], large: bool = False
+) -> tuple[OwnRun, Checkpoint]:
+    """A run that has loaded nothing, its checkpoint, and what is wrong in the report, with the defects."""
+    saved, target = trained(cell, 2), trained(cell, 1)
+    state = retained_state(saved)
+    if large:
+        state = {check: digested(leaves) for check, leaves in state.items()}
+    vars(cell)["checkpointer"] = reader
+    checkpoint = Checkpoint(2, "", state)
+    for part, leaves in live_state(target).items():
+        found = [replace(one, by=by(one.name)) for one in compare(state[part], leaves)]
+        cell.record(CHECK_OF[part], Compared(found, {}, {}), checkpoint.place)
+    return target, checkpoint
+
+
+def wrong(checkpoint: Checkpoint, run: OwnRun) -> set[str]:
+    state = live_state(run)
+    return {
+        one.name
+        for part, leaves in checkpoint.state.items()
+        if part is not StatePart.flags
+        for one in compare(leaves, state[part], closely=False)
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adam_and_sgd", "adam_tensor_lr"])
+@pytest.mark.parametrize("scheduler", ["step", "multi_step"])
+def test_everything_explained_gets_its_saved_value(optimizer: str, scheduler: str, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, optimizer=optimizer, scheduler=scheduler))
+    target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
+    assert {"net1.weight", "train_state.losses"} <= wrong(checkpoint, target)
+    lr = target.optimizer.param_groups[0]["lr"]
+    assert mend(cell, target, checkpoint) is None
+    assert wrong(checkpoint, target) == set()
+    if optimizer == "adam_tensor_lr":
+        assert target.optimizer.param_groups[0]["lr"] is lr, "which the defaults may share"
+
+
+def test_unexplained_values_stay(tmp_path: Path) -> None:
+    """Of two mismatches of a name, one is not explained."""
+    cell = bare_cell(tmp_path, config(**SMALL))
+    explained = {"net1.weight", "net2.bias"}
+    target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine" if name in explained else None)
+    before = wrong(checkpoint, target)
+    again = Mismatch("net2.bias", Problem.differs)
+    cell.record("model_equal", Compared([again], {}, {}), checkpoint.place)
+    assert mend(cell, target, checkpoint) is None
+    assert wrong(checkpoint, target) == before - {"net1.weight"}
+
+
+def test_mismatches_of_another_load_do_not_count(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
+    before = wrong(checkpoint, target)
+    assert mend(cell, target, replace(checkpoint, step=3)) is None
+    assert wrong(checkpoint, target) == before
+
+
+def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    saved, target = trained(cell, 2), build(cell.config, cell.world, 1)
+    vars(cell)["checkpointer"] = Reader()
+    checkpoint = Checkpoint(2, "", retained_state(saved))
+    state, live = (each[StatePart.optimizer] for each in (checkpoint.state, live_state(target)))
+    found = [one for one in compare(state, live) if one.problem == "missing"]
+    assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= {one.name for one in found}
+    explained = [replace(one, by="mine") for one in found]
+    cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
+    assert mend(cell, target, checkpoint) is None
+    for name, parameter in named_parameters(target.model).items():
+        entries = target.optimizer.state[parameter]
+        assert entries["exp_avg"].shape == parameter.shape
+        assert torch.equal(entries["exp_avg"], state["state", name, "exp_avg"].local)
+        assert entries["exp_avg"] is not state["state", name, "exp_avg"].local, "later steps change it"
+
+
+def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    saved = trained(cell, 2)
+    vars(cell)["checkpointer"] = Reader()
+    checkpoint = Checkpoint(2, "", retained_state(saved))
+    target = copy.deepcopy(saved)
+    for entries in target.optimizer.state.values():
+        entries |= {"step": entries["step"].bfloat16(), "exp_avg": entries["exp_avg"].bfloat16()}
+    found = compare(checkpoint.state[StatePart.optimizer], live_state(target)[StatePart.optimizer])
+    assert {one.problem for one in found} == {Problem.dtype}
+    explained = [replace(one, by="mine") for one in found]
+    cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
+    assert mend(cell, target, checkpoint) is None
+    assert wrong(checkpoint, target) == set()
+
+
+class StatefulLayer(torch.nn.Module):
+    """A module whose extra state is any value."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def get_extra_state(self) -> Any:
+        return self.value
+
+    def set_extra_state(self, state: Any) -> None:
+        self.value = state
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        (torch.ones(2), torch.zeros(2)),
+        (torch.ones(2), {}),
+        (b"2", b"1"),
+        ({"steps": 2, "seen": 3}, {"steps": 1}),
+        ({"steps": 2}, None),
+    ],
+)
+def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    run = build(cell.config, cell.world, 0)
+    run.model.counter = StatefulLayer(saved)
+    vars(cell)["checkpointer"] = Reader()
+    checkpoint = Checkpoint(2, "", retained_state(run))
+    run.model.counter.value = loaded
+    found = compare(checkpoint.state[StatePart.model], live_state(run)[StatePart.model])
+    cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), checkpoint.place)
+    assert mend(cell, run, checkpoint) is None
+    assert wrong(checkpoint, run) == set()
+    assert type(run.model.counter.value) is type(saved)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    state: State = retained_state(trained(cell, 2))
+    stored = {
+        key_of(part, name): leaf.local + (not is_right)
+        for part in (StatePart.model, StatePart.optimizer, StatePart.extra)
+        for name, leaf in state[part].items()
+        if isinstance(leaf, TensorLeaf) and leaf.dtype == torch.float32
+    }
+    names = {"net1.weight", "state.net1.weight.exp_avg"}
+    by = dict.fromkeys(names, "mine").get
+    target, checkpoint = wrongly_loaded(cell, Reader(stored.get), by, large=True)
+    before = wrong(checkpoint, target)
+    why = mend(cell, target, checkpoint)
+    assert wrong(checkpoint, target) == (before - names if is_right else before)
+    assert (why is None) is is_right
+    assert is_right or str(why).endswith("was not restored (mine), and its saved value cannot be set")
+
+
+@pytest.mark.cell
+def test_resume_is_not_applied_where_nothing_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "mend", lambda *_: "net1.weight was not restored")
+    ran = run_alone(**SMALL)
+    for check in ("loss_resume_equal", "state_resume_equal"):
+        assert ran.verdict.checks[check] is None
+        assert why_not(ran.reports[0])[check] == "net1.weight was not restored"
+    assert ran.verdict.checks["model_equal"] is True
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize(
+    ("chosen", "failed"),
+    [
+        ({"scheduler": "multi_step"}, {"extra_equal"}),
+        ({"optimizer": "adam_tensor_lr"}, {"flags_equal"}),
+        ({"model": "frozen", "optimizer": "adagrad"}, {"optim_equal"}),
+    ],
+)
+def test_known_failure_lists_causes_alone(chosen: dict[str, str], failed: set[str]) -> None:
+    ran = run_alone(**{**SMALL, **chosen})
+    assert {one.check for one in ran.verdict.failed} == failed
+    assert all(mismatch.by for one in ran.verdict.failed for mismatch in one.mismatches)
+    assert ran.verdict.checks["loss_resume_equal"] is ran.verdict.checks["state_resume_equal"] is True
+
+
+def test_losses_after_wrong_gradients_are_not_compared(tmp_path: Path) -> None:
+    cell, where = bare_cell(tmp_path, config(**SMALL)), Place("resumed", 2)
+    run = build(cell.config, cell.world, 0)
+    known = Mismatch("net1.weight", Problem.far, by="mine")
+    cell.record("gradient_close", Compared([known], {}, {}), where)
+    assert not checks._layout_matters(cell, run, NO_LIMITS, Place("resumed", 1))
+    assert checks._layout_matters(cell, run, NO_LIMITS, where)
+    assert why_not(cell.report)["loss_resume_close"] == "the gradients of these steps are wrong (mine)"

@@ -1,0 +1,125 @@
+"""Values are put into a run as a snapshot has read them, and what cannot be set is returned."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from dcpbench.compare.leaves import ABSENT, same_leaves
+from dcpbench.config.groups import WorkloadConfig
+from dcpbench.core.state import Name, StatePart
+from dcpbench.runs.build_run import build, build_twin
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.put import copy_state, make_different, put
+from dcpbench.runs.run_state import State, live_state, retained_state
+from dcpbench.state.snapshot import digested
+from dcpbench.workloads.workload import Workload, batches_of
+from support.alone import config, world
+from support.ordinary_optimizers import LowStateAdam
+from support.ordinary_workloads import inputs, net, reversed_loss
+
+CASE = "support.ordinary_workloads.made"
+
+
+def trained(steps: int, **chosen: Any) -> OwnRun:
+    given = config(model="short", **chosen)
+    run = build(given, world(), steps)
+    run.train(batches_of(given, torch.device("cpu")), steps)
+    return run
+
+
+def without_flags(state: State) -> State:
+    return {part: leaves for part, leaves in state.items() if part is not StatePart.flags}
+
+
+def differing(state: State, run: OwnRun) -> set[Name]:
+    now = live_state(run)
+    return {name for part, leaves in state.items() for name in leaves.keys() - same_leaves(leaves, now[part])}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adam_and_sgd", "adam_tensor_lr", "muon"])
+def test_snapshot_is_put_into_another_run(optimizer: str) -> None:
+    state = without_flags(retained_state(trained(2, optimizer=optimizer, scheduler="step")))
+    for steps in (0, 1):  # without entries in the optimizer, and with others
+        other = trained(steps, optimizer=optimizer, scheduler="step")
+        assert differing(state, other)
+        assert not any(put(other, state).values())
+        assert differing(state, other) == set()
+
+
+def test_absent_values_are_removed() -> None:
+    run, moment, option = trained(1), ("state", "net1.weight", "exp_avg"), ("param_groups", 0, "eps")
+    left = put(run, {StatePart.optimizer: {moment: ABSENT, option: ABSENT}})
+    assert left == {StatePart.optimizer: {option: ABSENT}}, "a group has all of its options"
+    assert {moment, option} & live_state(run)[StatePart.optimizer].keys() == {option}
+
+
+@pytest.mark.parametrize("read", [None, torch.zeros_like, torch.clone])
+def test_digest_needs_the_content_of_which_it_is(read: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+    run, other, name = trained(2), trained(1), ("net1.weight",)
+    saved = {name: live_state(run)[StatePart.model][name]}
+
+    def recall(part: StatePart, of: Name) -> torch.Tensor | None:
+        assert (part, of) == (StatePart.model, name)
+        return read(saved[name].local) if read else None
+
+    left = put(other, {StatePart.model: digested(saved)}, recall)[StatePart.model]
+    is_set = torch.equal(live_state(other)[StatePart.model][name].local, saved[name].local)
+    assert (is_set, left.keys()) == ((True, set()) if read is torch.clone else (False, {name}))
+
+
+class Refusing(nn.Module):
+    """Its extra state has a number that it sets, and one that it ignores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 1
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(samples)
+        return output
+
+    def get_extra_state(self) -> Any:
+        return {"number": self.number, "version": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.number = state["number"]
+
+
+def built(monkeypatch: pytest.MonkeyPatch, **made: Any) -> OwnRun:
+    def workload() -> Workload:
+        return Workload(**{"model": net(), "batch": inputs, "loss": reversed_loss, **made})
+
+    monkeypatch.setattr(CASE, workload, raising=False)
+    return build(config(workload=WorkloadConfig(CASE)), world(), 0)
+
+
+def test_extra_state_that_stays_the_same_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    number, version = ("_extra_state", "number"), ("_extra_state", "version")
+    run = built(monkeypatch, model=Refusing())
+    assert make_different(run, 1)[StatePart.model] == {version}
+    left = put(run, {StatePart.model: {number: 5, version: 6}})
+    assert (left, run.model.number) == ({StatePart.model: {version: 6}}, 5)
+    with mock.patch.object(Refusing, "set_extra_state", side_effect=[ValueError, None]):
+        assert make_different(run, 1)[StatePart.model] == {number, version}
+    run = built(monkeypatch, model=Refusing(), not_saved=["_extra_state", "layer.bias"])
+    assert make_different(run, 1)[StatePart.model] == {number, version, ("layer.bias",)}
+
+
+def test_twin_gets_entries_in_their_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would convert floats to the dtype of their parameters, and a snapshot has numbers as texts."""
+    run = built(monkeypatch, optimizer=lambda model: LowStateAdam(model.parameters()))
+    run.train(batches_of(config(workload=WorkloadConfig(CASE)), torch.device("cpu")), 1)
+    first = run.trained[0]
+    run.optimizer.state[first] |= {"lists": [[torch.ones(2, dtype=torch.bfloat16)]], "counts": {3: 4}}
+    twin = build_twin(config(workload=WorkloadConfig(CASE)), world(), 1)
+    copy_state(run, twin)
+    held, copied = run.optimizer.state[first], twin.optimizer.state[twin.trained[0]]
+    assert {copied["exp_avg"].dtype, copied["lists"][0][0].dtype} == {torch.bfloat16}
+    assert torch.equal(copied["exp_avg"], held["exp_avg"])
+    assert copied["exp_avg"] is not held["exp_avg"]
+    assert copied["counts"] == {3: 4}
