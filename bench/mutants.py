@@ -32,7 +32,7 @@ from mutations import EDITS, PACKAGE, Mutant, mutants, planted
 
 ROOT = Path(__file__).resolve().parents[1]
 VERIFICATION = (
-    *("verify", "cell", "scenarios", "twin/twin.py", "twin/lockstep.py"),
+    *("formats", "state", "compare", "cell", "scenarios", "twin"),
     *("core/rank_report.py", "core/stage_end.py", "verdict"),
 )
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
@@ -43,7 +43,7 @@ _SWEEP = (sys.executable, "-m", "dcpbench", "-m", *_CELLS)
 _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow")
 STEPS: dict[str, tuple[str, ...]] = {
     "verdicts": (*_PYTEST, "tests/verdict"),
-    "unit tests": (*_PYTEST, "tests/verify"),
+    "unit tests": (*_PYTEST, *(f"tests/{room}" for room in ("formats", "state", "compare"))),
     "cells alone": (*_PYTEST, "tests/scenarios", "tests/twin/test_lockstep.py"),
     "healthy cells": (
         *_SWEEP,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.compare import across_layouts as compare_layouts
+from dcpbench.compare import across_layouts
 from dcpbench.compare.across_layouts import _add_up, compare_across, digests, gathered
 from dcpbench.compare.controls import controllable
 from dcpbench.compare.leaves import Recall
@@ -156,8 +156,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
         barrier.wait(20)
         return everybody
 
-    monkeypatch.setattr(compare_layouts, "gathered", exchanged)
-    monkeypatch.setattr(compare_layouts.dist, "get_rank", lambda rank: rank)
+    monkeypatch.setattr(across_layouts, "gathered", exchanged)
+    monkeypatch.setattr(across_layouts.dist, "get_rank", lambda rank: rank)
 
 
 def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:
@@ -274,7 +274,7 @@ def test_replicas_have_the_same_bits(threads: None, drifted: int | None) -> None
         }
         if rank:
             leaves["alone"] = leaf(tensor)
-        return compare_layouts.compare_replicas(leaves, rank)  # type: ignore[arg-type]
+        return across_layouts.compare_replicas(leaves, rank)  # type: ignore[arg-type]
 
     with ThreadPoolExecutor(2) as pool:
         results = [one.result(60) for one in [pool.submit(compared, rank) for rank in range(2)]]

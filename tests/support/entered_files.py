@@ -1,6 +1,5 @@
 """A plug-in that notes which files of dcpbench each process enters, in the order of their first calls."""
 
-import multiprocessing
 import os
 import sys
 import threading
@@ -22,7 +21,7 @@ def _note(frame: FrameType, event: str, _: Any) -> None:
     if event != "call" or name in _noted or not name.startswith(f"{_FOLDER}{os.sep}") or _imports(frame):
         return
     _noted.add(name)
-    process = "rank" if multiprocessing.parent_process() else "driver"
+    process = "rank" if "torch" in sys.modules else "driver"  # which never imports it
     with Path(os.environ["ENTERED_FILES"], process).open("a", encoding="utf-8") as lines:
         lines.write(f"{Path(name).relative_to(_FOLDER).as_posix().removeprefix('dcpbench/')}\n")
 

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._functorch import config as functorch_config
 
-from dcpbench.compare import across_layouts as compare_layouts
-from dcpbench.compare import whole_tensors
+from dcpbench.compare import across_layouts, whole_tensors
 from dcpbench.compare.whole_tensors import Exchange
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Problem
@@ -175,13 +174,13 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     def gathered(mine: Any, group: object) -> list[Any]:
         if isinstance(mine[last], Extent):
             return [mine, mine]
-        changed = compare_layouts._contents(compare_layouts.all_different(leaves))
+        changed = across_layouts._contents(across_layouts.all_different(leaves))
         theirs = {name: replace(one, changed=changed.get(name, b"")) for name, one in mine.items()}
         return [mine, {**theirs, last: replace(mine[last], content=changed[last])}]
 
     compared, last = lockstep(1), ("net2.bias",)
     leaves = {(name,): leaf for name, leaf in compared._leaves.items()}
-    monkeypatch.setattr(compare_layouts, "gathered", gathered)
+    monkeypatch.setattr(across_layouts, "gathered", gathered)
     replicas = results_of(compared)["replicas_equal"]
     assert [one.name for one in replicas.found] == ["net2.bias"]
     assert replicas.fired["net1.weight"]
