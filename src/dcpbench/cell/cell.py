@@ -1,5 +1,24 @@
-"""One cell on one rank: its configuration, its world, its steps, timed phases, and the report that it fills
-in."""
+"""One cell on one rank, and what a scenario may do with it, in which order.
+
+A scenario is a function, or a list of stages, that every rank of the cell calls with its `Cell`:
+
+1. `uninterrupted.begin(cell)` trains the run that never saves, and judges its training by a twin.
+2. `uninterrupted.save(cell, story)` trains the reference run again and saves it, `saves` times; each save is
+   compared with the live state, and its files are noted when it reports success.
+3. For each checkpoint, the newest first: `steps.build_target` builds a run from another seed;
+   `checks.load_and_verify` loads and compares; `checks.resume` trains on and compares losses and state.
+4. `checks.verify_saved_again` saves a resumed run and loads that checkpoint.
+5. After the last stage the caller compares the files of all checkpoints with those of their success.
+
+Steps 2 to 4 are collective: all ranks call them in the same order. `phase` times a part, also of a scenario's
+own; `record` takes a comparison with its control, on each rank; `measure` a number; `leave_out` says why a
+check does not apply. A rank that raises ends the cell as an error; `Skip` ends it as a skip. What loads in a
+new process gets the `Story` of the stage before by files (`handover`).
+
+The usual ways to write one: call the steps in another order (`scenarios/chain.py`) or with another
+configuration (`cell.vary`, `scenarios/fine_tune.py`), or call DCP and record what it does
+(`scenarios/dcp_api/`).
+"""
 
 import inspect
 import multiprocessing

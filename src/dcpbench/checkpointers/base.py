@@ -1,4 +1,19 @@
-"""The contract of checkpointers, which write and read checkpoints."""
+"""The contract of checkpointers, which write and read checkpoints: who calls what, on which rank, and when.
+
+A cell makes one checkpointer on each rank, for the folder of its checkpoints:
+
+1. `save`, on all ranks. It returns a `PendingSave` as soon as training can continue.
+2. `at_success`, on each rank in the thread in which its save ends; `listing` and `size`, on each rank when
+   the save has ended on all.
+3. `stored` and `read_tensor`, on each rank, and `manifest`, on rank 0, to compare files with the live state.
+4. `load`, on all ranks, into a run that is built from another seed; `other_ways`, on all ranks.
+5. `digests`, on rank 0 at the end of each stage: the files must be those of the success.
+6. `remove`, on one rank, and `close`, on each.
+
+The usual ways to write one: DCP with other options or another storage (a YAML of `conf/save/` or
+`conf/storage/`, no code); a library with its own files (`save`, `load`, `manifest`: `torch_save.py`); one
+whose files cannot be read without it, which says why in `unreadable` (docs/extending.md).
+"""
 
 import asyncio
 import math
