@@ -23,7 +23,9 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-_PRELOADED_PACKAGES = ("cell", "checkpointers", "scenarios", "verify", "workloads")
+_PRELOADED_PACKAGES = (
+    *("cell", "checkpointers", "compare", "formats", "runs", "scenarios", "state", "twin", "workloads"),
+)
 """Modules, and packages of dcpbench, that an agent imports once for all ranks, which then detect whether a
 cell has changed them. None of them may start CUDA."""
 _DETAILS_LIMIT_S = 10.0
@@ -53,9 +55,9 @@ def rank_imports(compiles: bool) -> list[str]:
     """Return the modules that an agent imports for ranks, with the compiler if cells compile."""
     package = Path(dcpbench.__path__[0])
     own = [
-        f"dcpbench.{name}.{module.name}"
+        module.name
         for name in _PRELOADED_PACKAGES
-        for module in pkgutil.iter_modules([package / name])
+        for module in pkgutil.walk_packages([str(package / name)], f"dcpbench.{name}.")
     ]
     of_plugins = [name for plugin in plugins() for name in plugin.preload]
     compiler = ["dcpbench.rank.preload_compile"] if compiles else []

@@ -54,7 +54,7 @@ APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
     ("hsdp", 4): {},  # replicas, but of shards
     ("hsdp", 2): {"twin": {"trained_alone"}},
     ("hsdp2", 2): {},  # FSDP2 averages
-    ("fsdp_tp", 4): {"restored": {"sliced_by_shard"}},
+    ("fsdp_tp", 4): {"twin": {"unfrozen"}, "restored": {"sliced_by_shard"}},
     ("fsdp2_tp", 4): {},
 }
 """The defects that apply to each step of a cell, by parallelism and number of ranks, in addition to those
