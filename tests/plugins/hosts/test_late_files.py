@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, Finished, run, words_of
+from conftest import SMALL, Finished, blocks, run, words_of
 from support.hosts import ray_in
 from support.late_files import WAITS_S, late_hosts
 from support.namespaces import namespaces, not_here
@@ -31,8 +31,8 @@ def _ended(here: Path, names: list[str], *asked: str) -> Finished:
         not_here("cc is needed")
     for name in names:
         (here / name).mkdir()
-    roots = ",".join(str(here / name) for name in names)
-    words = words_of(here / "sweep", "-m", *ON_CPU, "world_size=4", *asked, f"storage.root={roots}")
+    cells = blocks({"seed": seed, "storage.root": str(here / name)} for seed, name in enumerate(names))
+    words = words_of(here / "sweep", "-m", *ON_CPU, "world_size=4", *asked, *cells)
     with namespaces() as hosts:
         late = late_hosts(hosts, {here / name: rule for name, rule in RULES.items()}, here)
         with ray_in(late, here) as ray:
