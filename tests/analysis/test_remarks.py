@@ -54,12 +54,14 @@ def test_known_failures_say_whose_they_are(tmp_path: Path) -> None:
     }
     values: dict[str, Any] = {"status": "xfail", "model_equal": False, "resume": False, "details": details}
     of_users = {**values, "details": {**details, "known_failures": [["mine", "it rounds", None]]}}
-    rows = mine("a.b", **values), mine("dummy", **values), mine("short", **values), mine("tied", **of_users)
+    two = [*details["known_failures"], ["cut", "torch cuts", "docs/cut.md"]]
+    both = {**values, "details": {**details, "known_failures": two}}
+    rows = mine("a.b", **values), mine("dummy", **values), mine("short", **both), mine("tied", **of_users)
     folder = folder_with(tmp_path / "sweep", *rows)
     assert remarks(read_sweeps([folder]).frame) == [
         "1 xfail of your own model, not resumed exactly: norm.mean, norm.var differ; torn: torch tears; "
         "way out: none (docs/torn.md)",
-        "2 xfail by known failures of PyTorch: torn (docs/torn.md)",
+        "2 xfail by known failures of PyTorch: torn (docs/torn.md), cut (docs/cut.md)",
     ]
 
 

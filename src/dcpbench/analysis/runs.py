@@ -149,7 +149,7 @@ def remarks(frame: pd.DataFrame) -> list[str]:
     """Say what green rows do not: which numbers that no checkpoint has a pass has lost, what is not exact in
     a user's own model, and which known failures are PyTorch's."""
     rows = records(frame.loc[frame["fault_seen"].isna(), ["status", "resume", "config", "details", *CHECKS]])
-    said, own, others = list[str](), Counter[str](), Counter[str]()
+    said, own, others, of_torch = list[str](), Counter[str](), dict[str, None](), 0
     if lost := [one for row in rows if row["status"] == "pass" and (one := lost_numbers(row))]:
         passes = f"{len(lost)} pass{'es' * (len(lost) > 1)} with values that no checkpoint has"
         names = listed([*dict.fromkeys(chain(*lost))])
@@ -160,16 +160,19 @@ def remarks(frame: pd.DataFrame) -> list[str]:
         checks = dict_in(dict_in(row["details"]).get("checks"))
         worst = (dict_in(checks.get(check)).get("worst") for check in CHECKS if row[check] is False)
         differ = listed([*dict.fromkeys(str(dict_in(one).get("name")) for one in list_in(next(worst, None)))])
-        for by, reason, link in list_in(dict_in(row["details"]).get(KNOWN)):
+        known = [(by, reason, link) for by, reason, link in list_in(dict_in(row["details"]).get(KNOWN))]
+        own_model = dict_in(row["config"]).get("workload.target")
+        for by, reason, link in known:
             page = f" ({link})" if link else ""
-            if dict_in(row["config"]).get("workload.target"):
+            if own_model:
                 how = "trained as without the parallelism" if row["resume"] else "resumed exactly"
                 own[f"not {how}: {f'{differ} differ; ' if differ else ''}{by}: {reason}{page}"] += 1
             elif link:  # without a page it is an entry of the user's own list
-                others[f"{by}{page}"] += 1
+                others[f"{by}{page}"] = None
+        of_torch += not own_model and any(link for *_, link in known)
     said += [f"{number} xfail of your own model, {text}" for text, number in own.items()]
-    known = f"{others.total()} xfail by known failures of PyTorch: {listed([*others])}"
-    return [*said, known] if others else said
+    by_torch = f"{of_torch} xfail by known failures of PyTorch: {listed([*others])}"
+    return [*said, by_torch] if others else said
 
 
 def _unjudged(row: Mapping[str, Any]) -> set[str]:
