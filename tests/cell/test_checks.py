@@ -20,8 +20,8 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
-from dcpbench.compare import across_layouts as compare_layouts
-from dcpbench.compare import controls as perturb
+from dcpbench.compare import across_layouts
+from dcpbench.compare import controls as controls_module
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core import defects
 from dcpbench.core.checks import CheckSpec
@@ -34,8 +34,7 @@ from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import Limits, Run
 from dcpbench.runs.run_state import live_state
 from dcpbench.state.snapshot import Leaves
-from dcpbench.twin import gradients as training
-from dcpbench.twin import lockstep
+from dcpbench.twin import gradients, lockstep
 from dcpbench.twin.gradients import compare_resumed
 from dcpbench.twin.lockstep import TwinGradients
 from support.alone import alone, bare_cell, config, group_of_one, run_alone, world
@@ -380,10 +379,10 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append("compare_step")
         assert twin.keys() >= actual.keys()
         assert twin.keys() == {*actual, *elsewhere}
-        return training.compare_step(step, twin, actual, elsewhere, tolerances, **how)
+        return gradients.compare_step(step, twin, actual, elsewhere, tolerances, **how)
 
-    watch(compare_layouts, "compare")
-    watch(perturb, "compare")
+    watch(across_layouts, "compare")
+    watch(controls_module, "compare")
     monkeypatch.setattr(lockstep, "compare_step", compare_step)
     verdict, _ = alone(**SMALL)
     assert verdict.status == "pass", verdict.reason

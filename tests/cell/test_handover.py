@@ -13,7 +13,7 @@ import torch
 from dcpbench.cell import handover, steps
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import Story
-from dcpbench.compare import stored as plain_read
+from dcpbench.compare import stored
 from dcpbench.compare.leaves import compare
 from dcpbench.config.groups import Verify
 from dcpbench.core.state import StatePart
@@ -60,10 +60,10 @@ def test_loaded_value_is_compared_as_saved() -> None:
     losses = [1.0, 2.0]
     as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
     seen = {
-        "number": plain_read._plain(3),
-        "scalar": plain_read._plain(torch.tensor(3)),
-        "stream": plain_read._plain(stream(losses)),
-        "bytes": plain_read._plain(as_bytes),
+        "number": stored._plain(3),
+        "scalar": stored._plain(torch.tensor(3)),
+        "stream": stored._plain(stream(losses)),
+        "bytes": stored._plain(as_bytes),
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int

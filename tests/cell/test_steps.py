@@ -17,8 +17,7 @@ import torch
 from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.compare import across_layouts as compare_layouts
-from dcpbench.compare import stored as plain_read
+from dcpbench.compare import across_layouts, stored
 from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.state import Name, StatePart
@@ -206,7 +205,7 @@ def test_control_of_disagreeing_ranks_is_run(
         given.append(state)
         return state, {("lr",): wrong} if seen or len(given) == 1 else {}
 
-    monkeypatch.setattr(compare_layouts, "digests", digests)
+    monkeypatch.setattr(across_layouts, "digests", digests)
     cell = bare_cell(tmp_path)
     vars(cell)["checkpointer"] = EMPTY
     saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {("lr",): 0.1, ("eps",): 1e-8}})
@@ -239,7 +238,7 @@ def test_disagreeing_ranks_are_reported(
     def gathered(mine: Leaves, group: object) -> list[Leaves]:
         return [mine, {name: leaf if name not in differing else "other" for name, leaf in mine.items()}]
 
-    monkeypatch.setattr(compare_layouts, "gathered", gathered)
+    monkeypatch.setattr(across_layouts, "gathered", gathered)
     cell = bare_cell(tmp_path)
     handed_over(cell)
     assert cell.report.checks.keys() == {"extra_equal"}
@@ -258,7 +257,7 @@ def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
     value = io.BytesIO((tmp_path / "value").read_bytes())
     for read in (
         partial(handover.take, cell, any_layout=True),
-        partial(plain_read._plain, value),
+        partial(stored._plain, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
             read()

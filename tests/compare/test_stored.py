@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from dcpbench.compare import stored as plain_read
+from dcpbench.compare import stored as stored_module
 from dcpbench.compare.leaves import SMALL_BYTES
 from dcpbench.compare.stored import StoredChunk, compare_stored, read_whole, stored_in
 from dcpbench.core.mismatch import Problem
@@ -60,7 +60,7 @@ def test_part_is_assembled_and_compared(extent: Extent) -> None:
 
 
 def test_one_block_of_a_large_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (snapshot, plain_read):
+    for module in (snapshot, stored_module):
         monkeypatch.setattr(module, "BLOCK", 10)
     large = torch.arange(100.0).reshape(-1, 2)
     leaves = digested({"w": TensorLeaf(large, whole(large), None)})
@@ -138,7 +138,7 @@ def test_unreadable_chunk_is_a_mismatch(case: str) -> None:
 
 def test_control_of_an_unreadable_chunk_is_run() -> None:
     """A comparison that finds nothing proves nothing, whether or not the chunk can be read."""
-    with mock.patch.object(plain_read, "compare", return_value=[]):
+    with mock.patch.object(stored_module, "compare", return_value=[]):
         read = compare_stored({"w": TensorLeaf(SMALL, whole(SMALL), None)}, {"w": []}, CPU).compared
     assert [one.problem for one in read.found] == [Problem.unreadable]
     assert read.fired == {"w": False}
@@ -184,7 +184,7 @@ def test_archive_is_read_from_a_range(
     rewritten: Callable[[bytes], bytes], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a part of a larger storage, beyond the first page, and mapped."""
-    monkeypatch.setattr(plain_read, "SMALL_BYTES", most)
+    monkeypatch.setattr(stored_module, "SMALL_BYTES", most)
     nested = {"w": SMALL[1:3, ::2], "half": torch.full((), 3.0).bfloat16(), "step": 4}
     archive, path = rewritten(_archive(nested)), tmp_path / "file"
     path.write_bytes(bytes(5001) + archive + b"more")

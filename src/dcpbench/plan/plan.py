@@ -367,8 +367,8 @@ def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[Plann
 
 
 def identity_of(config: Config) -> CellKey:
-    """Return the identity of a configuration, in which a value's name stands for the code of its file, and
-    the first of several stages for its processes."""
+    """Return the identity of a configuration. It has the name of a value for the code of its file, and the
+    first of several stages for its processes."""
     first = [stage for stage, *_ in config.scenario.processes()]
     scenario = replace(config.scenario, stages=first if len(first) > 1 else [])
     return CellKey.of(replace(config, scenario=scenario), _code_paths)

@@ -96,7 +96,7 @@ class Compared:
         written = {place.path for version in versions for place in version.places}
         folders = {str(folder) for path in written for folder in PurePath(path).parents}
         self.paths_read = [path for path in resumed.paths_read() if path in written | folders]
-        """What the resume read of what was written after the first step: no data, no sources."""
+        """The files written after the first step that the resume read: no data, no sources."""
         self._place = self._begin()
         of_first = next(iter(self.steps.values()))
         last = number(of_first[-1]) if of_first else 0
