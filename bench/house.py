@@ -103,11 +103,9 @@ def names_from(package: str, files: Iterable[Path]) -> int:
     return len(found)
 
 
-def imports(of_types: bool = True) -> dict[str, set[str]]:
+def imports() -> dict[str, set[str]]:
     """The files that each file imports, also within a function, and those that it needs for types alone."""
-    graph = grimp.build_graph(
-        "dcpbench", "hydra_plugins", exclude_type_checking_imports=not of_types, cache_dir=None
-    )
+    graph = grimp.build_graph("dcpbench", "hydra_plugins", cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
 

@@ -50,7 +50,7 @@ def test_every_room_is_a_layer(house: ModuleType) -> None:
 
 
 def test_no_files_import_each_other(house: ModuleType) -> None:
-    graph = house.imports(of_types=False)
+    graph = house.imports()
     assert "dcpbench.cell.steps" in graph
     assert house.circles(graph) == []
     assert house.upward(graph, house.layers()) == []

@@ -8,10 +8,12 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
 from dcpbench.compose.cells import CellWords
 from dcpbench.config.errors import ConfigError, too_small
@@ -21,9 +23,6 @@ from dcpbench.config.schema import is_about_the_sweep
 from dcpbench.config.text import choices
 from dcpbench.core.plugins import plugins, report_absent
 
-if TYPE_CHECKING:  # a request is composed with it
-    from dcpbench.sweep.request import Request
-
 Combined = Callable[[Sequence[Sequence[str]], str | None], Iterable[Sequence[str]]]
 Covering = Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]]
 
@@ -32,18 +31,22 @@ _PLUGIN = "plugin"
 """The key of a block that names the plug-in it needs."""
 
 
-def words_of_cells(request: "Request", covering: Covering) -> list[CellWords]:
-    """Return the words of all cells that a request asks for, or of those that a resumed sweep has recorded.
+def words_of_cells(
+    overrides: Sequence[Override], loader: ConfigLoader, base: DictConfig, covering: Covering
+) -> list[CellWords]:
+    """Return the words of all cells that a command asks for.
 
     Args:
+        overrides: the words of the command.
+        base: the composition of the sweep itself; `loader` composes its cells.
         covering: returns jobs with every two values of lists.
 
     Raises:
         ConfigError: an override is wrong.
     """
-    hydra, sweeper = request.base.hydra, request.base.hydra.sweeper
-    parse = OverridesParser.create(config_loader=request.loader).parse_overrides
-    typed = [replace(item, config_loader=request.loader) for item in request.overrides]
+    hydra, sweeper = base.hydra, base.hydra.sweeper
+    parse = OverridesParser.create(config_loader=loader).parse_overrides
+    typed = [replace(item, config_loader=loader) for item in overrides]
     given = parse(of_block("params", sweeper.params or {})) + [
         item for item in typed if not item.is_hydra_override()
     ]
@@ -51,14 +54,11 @@ def words_of_cells(request: "Request", covering: Covering) -> list[CellWords]:
     for item in about_all.values():
         if item.is_sweep_override():
             raise ConfigError(f"{item.input_line}: applies to the complete sweep; pass one value")
-    if request.is_resumed:
-        block_of = request.record.blocks
-        return [CellWords(words, block_of.get(name, ""), name) for name, words in request.recorded.items()]
     defaults = {f"{group}=null" for group, value in hydra.runtime.choices.items() if value is None}
 
     def combined(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
         """Combine lists as their block says, unless the command line says it for all."""
-        how = request.sweep.matrix
+        how = base.matrix
         if of_block and _MATRIX not in about_all:
             if of_block not in set(Matrix):
                 raise ConfigError(f"matrix={of_block}: unknown value{choices(of_block, Matrix)}")
@@ -77,7 +77,7 @@ def words_of_cells(request: "Request", covering: Covering) -> list[CellWords]:
         cells = jobs(blocks, own, combined)
     else:
         cells = [CellWords([*row]) for row in combined(listed(own), None)]
-    return repeated(cells, request.sweep.repeats, for_all=_REPEATS in about_all)
+    return repeated(cells, base.repeats, for_all=_REPEATS in about_all)
 
 
 def jobs(

@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dcpbench.compose.cells import CellWords
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import (
@@ -138,9 +139,9 @@ class Request:
         return Path(str(self.base.hydra.sweep.dir)).resolve()
 
     @property
-    def recorded(self) -> dict[str, list[str]]:
-        """The overrides with which a resumed sweep runs each cell, by its name: the recorded ones, and words
-        that say how all cells run."""
+    def recorded(self) -> list[CellWords]:
+        """The words with which a resumed sweep runs each cell: the recorded ones, and those that say how all
+        cells run."""
         how = {
             _key(item): f"{item.get_key_element()}={item.get_value_element_as_str()}"
             for item in self.overrides
@@ -148,10 +149,12 @@ class Request:
             and not is_about_the_sweep(item.key_or_group)
             and not item.is_sweep_override()  # it selects cells
         }
-        return {
-            name: [*({word.lstrip("+~").partition("=")[0]: word for word in words} | how).values()]
+        cells = {
+            name: {word.lstrip("+~").partition("=")[0]: word for word in words} | how
             for name, words in self.record.cells.items()
         }
+        block_of = self.record.blocks
+        return [CellWords([*words.values()], block_of.get(name, ""), name) for name, words in cells.items()]
 
     @property
     def may_compile(self) -> bool:

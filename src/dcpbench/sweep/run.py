@@ -105,7 +105,10 @@ def _cells(
         say(console, pairwise.sentence(lists, found))
         return found.rows
 
-    words = words_of_cells(request, covering)
+    if request.is_resumed:
+        words = request.recorded
+    else:
+        words = words_of_cells(request.overrides, request.loader, request.base, covering)
     if len(words) > _MANY:
         doing = "planning" if request.options.plan else "composing"
         say(console, f"{counted(len(words), 'cell')}: {doing}")
