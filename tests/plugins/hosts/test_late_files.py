@@ -76,9 +76,9 @@ def test_late_files_are_awaited_and_reported(ended: Finished, name: str, seen: s
         assert seen_late == own[0] if rank else seen_late <= own[0], rank
         assert reported["of this stage"] == handover, rank
         assert reported["of the stage before"] == own[1] | handover, "to other processes they are late again"
-    texts = [text for rank in row["details"]["ranks"] for text in texts(rank, "late_files")]
+    reports = [text for rank in row["details"]["ranks"] for text in texts(rank, "late_files")]
     sentence = rf"\S+ .*: host 10\.77\.0\.[12] saw \d+ bytes, this one {seen}, for (\d+\.\d) s"
-    assert all(re.fullmatch(sentence, text) for text in texts), texts
+    assert all(re.fullmatch(sentence, text) for text in reports), reports
 
 
 def test_missing_file_is_reported_with_host_and_wait(ended: Finished) -> None:

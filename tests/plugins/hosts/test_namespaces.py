@@ -1,5 +1,6 @@
 """Cells on two hosts of Ray that have separate addresses, clocks, folders and a link: network namespaces."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, Finished, alive_in, run, wait_for, words_of
+from conftest import SMALL, Finished, alive_in, blocks, run, wait_for, words_of
 from support.hosts import RayDaemons, ended, ray_in
 from support.namespaces import Namespace, cut, end, namespaces, processes_in, slowly_linked, up
 
@@ -52,8 +53,13 @@ def ray(hosts: list[Namespace], own: Path, tmp_path_factory: pytest.TempPathFact
 def swept(ray: RayDaemons, own: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A sweep in which the link to a host is cut, and restored."""
     folder = tmp_path_factory.mktemp("swept") / "sweep"
-    cells = ("scenario.options.how=cuts_link,not", f"storage.root=null,{own}", "retry=0", "executor.hosts=2")
-    driver = ray.driver(folder, *words_of(folder, "-m", *IN_SAVE, *cells))
+    ways = itertools.product(("cuts_link", "not"), (None, str(own)))
+    cells = blocks(
+        {"seed": seed, "scenario.options.how": how, "storage.root": root}
+        for seed, (how, root) in enumerate(ways)
+    )
+    asked = ("retry=0", "executor.hosts=2", *cells)
+    driver = ray.driver(folder, *words_of(folder, "-m", *IN_SAVE, *asked))
     wait_for(lambda: bool(Finished(0, "", "", folder).rows))
     _come_back(ray, ray.hosts[1])
     return ended(driver, folder)
@@ -66,8 +72,9 @@ def _come_back(ray: RayDaemons, host: Namespace) -> None:
     ray.start(host)
 
 
-def _row(swept: Finished, how: str, root: str = "") -> dict[str, Any]:
-    found = [row for row in swept.rows if f"how={how} " in row["overrides"] and root in row["overrides"]]
+def _row(swept: Finished, how: str, root: Path | None = None) -> dict[str, Any]:
+    wanted = {f"scenario.options.how={how}", f"storage.root={root or 'null'}"}
+    found = [row for row in swept.rows if wanted <= {*row["overrides"].split()}]
     assert len(found) == 1, (swept.rows, swept.err)
     return found[0]
 
@@ -79,7 +86,7 @@ def _given_up(host: Namespace) -> str:
 
 
 def test_link_cut_in_a_save_costs_one_row(swept: Finished, hosts: list[Namespace]) -> None:
-    cut, later = _row(swept, "cuts_link", "root=null"), _row(swept, "not", "root=null")
+    cut, later = _row(swept, "cuts_link"), _row(swept, "not")
     assert re.fullmatch(_given_up(hosts[1]), str(cut["reason"])), cut["reason"]
     assert (cut["status"], later["status"]) == ("crash", "pass"), later["reason"]
     used = {host["name"]: host["ranks"] for host in later["details"]["hosts"]}
@@ -88,13 +95,13 @@ def test_link_cut_in_a_save_costs_one_row(swept: Finished, hosts: list[Namespace
 
 
 def test_clocks_of_hosts_are_compared(swept: Finished) -> None:
-    row = _row(swept, "not", "root=null")
+    row = _row(swept, "not")
     assert row["clock_offset_s"] == pytest.approx(AHEAD_S, abs=1)
 
 
-def test_folder_that_is_not_shared_is_a_skip(swept: Finished, hosts: list[Namespace]) -> None:
+def test_folder_that_is_not_shared_is_a_skip(swept: Finished, hosts: list[Namespace], own: Path) -> None:
     for how in ("cuts_link", "not"):
-        row = _row(swept, how, "/own")
+        row = _row(swept, how, own)
         assert row["status"] == "skip"
         assert f"host {hosts[1].address} does not see" in str(row["reason"])
 
