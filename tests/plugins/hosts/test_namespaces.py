@@ -134,7 +134,8 @@ def test_killed_driver_leaves_no_ranks_and_resumes(ray: RayDaemons, swept: Finis
     resumed = ray.run(folder, "resume", str(folder))
     assert "resume: 1 of 2 cells are done" in resumed.err
     assert resumed.rows[0] == first
-    assert [row["status"] for row in resumed.rows] == ["pass", "pass"], resumed.err
+    assert [row["status"] for row in resumed.rows] == ["pass", "timeout"], resumed.err
+    assert [row["status"] for row in resumed.retries.values()] == ["pass"], resumed.err
 
 
 def test_disconnected_processes_exit_on_their_own(
