@@ -45,7 +45,7 @@ def test_every_room_is_a_layer(house: ModuleType) -> None:
     rooms = {path.parent.name for path in SRC.glob("*/__init__.py")}
     layers = {room for layer in house.layers() for room in layer}
     assert layers >= {f"dcpbench.{room}" for room in rooms}
-    there = {*rooms, "__main__", "api", "pytest_plugin"}
+    there = {*rooms, "__main__", "api", "pytest_plugin", "torch_private"}
     assert layers - {f"dcpbench.{room}" for room in there} == {"hydra_plugins.dcpbench_sweeper"}
 
 

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint import (
     DefaultSavePlanner,
     SavePlanner,
     StorageReader,
-    _async_process_executor,
 )
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -34,6 +33,7 @@ from dcpbench.formats.dcp_metadata import METADATA, joined, manifest_of, metadat
 from dcpbench.records.files import file_lengths
 from dcpbench.state.nested import of_tensors
 from dcpbench.state.process_state import kept_by_dcp
+from dcpbench.torch_private import UPLOADER, UPLOADER_PROCESS
 
 _LIMIT_S = 10.0
 
@@ -188,9 +188,9 @@ def forget_kept_by_dcp() -> None:
     """Remove everything that DCP keeps globally, which later saves of this process would use. A process that
     uploads is ended."""
     kept = kept_by_dcp()
-    _async_process_executor._CHECKPOINT_PROCESS = None
-    if uploader := kept.pop("_CHECKPOINT_PROCESS", None):
-        process = uploader._save_process
+    setattr(UPLOADER.owner, UPLOADER.name, None)
+    if uploader := kept.pop(UPLOADER.name, None):
+        process = UPLOADER_PROCESS.of(uploader)
         del uploader  # the last reference: this ends the process, but waits only briefly
         process.join(_LIMIT_S)
         resource_sharer.stop(_LIMIT_S)  # the thread that passed tensors to it

@@ -26,6 +26,7 @@ from dcpbench.formats.audit import Manifest
 from dcpbench.formats.dcp_metadata import MetadataError
 from dcpbench.formats.safetensors_headers import safetensors_manifest
 from dcpbench.records.files import file_lengths
+from dcpbench.torch_private import FSSPEC_READER, FSSPEC_WRITER
 
 _SHARDED = "sharded"
 """Folder in a checkpoint for the ranks' files, if they are consolidated."""
@@ -79,14 +80,12 @@ def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     """Return the storage for fsspec: DCP's FsspecWriter and FsspecReader. `options.url` (`memory://`) is the
     prefix of a checkpoint's path, and `options.file_system` are options of fsspec's file system. Without a
     URL these are files in a folder."""
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-
     options: dict[str, Any] = dict(config.options)
     options.pop("url", None)
     of_store: dict[str, Any] = options.pop("file_system", {})
     objects = ObjectStore(config.url, of_store) if config.url else None
     place = objects.place if objects else str
-    writer = FsspecWriter(
+    writer = FSSPEC_WRITER.value(
         place(str(folder)),
         sync_files=config.sync_files,
         thread_count=config.thread_count,
@@ -97,7 +96,8 @@ def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     vars(writer.fs)["init_path"] = partial(writer.fs.init_path, **of_store)
 
     def reader(checkpoint_id: str) -> StorageReader:
-        return FsspecReader(place(checkpoint_id), **of_store)
+        made: StorageReader = FSSPEC_READER.value(place(checkpoint_id), **of_store)
+        return made
 
     if not objects:
         return Storage(writer, reader, RawIO(config.thread_count, config.sync_files))

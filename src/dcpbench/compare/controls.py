@@ -25,10 +25,9 @@ from dcpbench.state.snapshot import (
     persistent_tensors,
     slots,
 )
+from dcpbench.torch_private import SCALE_FUNCTION
 
 _PART = 0.4375
-_FUNCTION_IF_NONE = "_scale_fn_custom"
-"""Key of a `CyclicLR` whose value is None, unless the user gave an object as the scale function."""
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
@@ -159,7 +158,7 @@ def perturbed(value: Any, name: Any = None) -> Any:
     if isinstance(value, str):
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, Mapping):
-        kept = {key for key, item in value.items() if item is None and key == _FUNCTION_IF_NONE}
+        kept = {key for key, item in value.items() if item is None and key == SCALE_FUNCTION.name}
         changed = {key: None if key in kept else perturbed(item, key) for key, item in value.items()}
         if not isinstance(value, MutableMapping):
             return changed

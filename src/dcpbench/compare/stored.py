@@ -23,6 +23,7 @@ from dcpbench.core.state import Name
 from dcpbench.formats.audit import reach
 from dcpbench.state.layout import Extent, whole
 from dcpbench.state.snapshot import BLOCK, DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, snapshot_nested
+from dcpbench.torch_private import STORAGE_DTYPE
 
 _LONGEST_ERROR = 200
 _LOCATOR, _LOCATOR_TO_END = (b"PK\6\7", struct.Struct("<8xQ4x")), 42
@@ -270,7 +271,7 @@ class _Records(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> tuple[torch.dtype, str]:
         _, storage, name, *_ = pid
-        return getattr(storage, "_dtype", torch.uint8), f"{self._root}/data/{name}"
+        return getattr(storage, STORAGE_DTYPE.name, torch.uint8), f"{self._root}/data/{name}"
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):

@@ -15,6 +15,7 @@ from dcpbench.compare.across_layouts import gathered
 from dcpbench.core.state import Key, Name
 from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import Leaf, Leaves, TensorLeaf, local_part
+from dcpbench.torch_private import INDICES, VALUES
 
 _CHUNK = 2**22
 """Number of elements in one all-reduce."""
@@ -193,8 +194,8 @@ def magnitudes(gradient: torch.Tensor) -> torch.Tensor:
     times, their sum, as many times: the error of a sum grows with its terms."""
     if not gradient.is_sparse or gradient.is_complex():
         return real_elements(dense(gradient)).abs()
-    values = gradient._values().double()
-    row_sums = partial(torch.sparse_coo_tensor, gradient._indices(), size=gradient.shape)
+    values = VALUES.of(gradient)().double()
+    row_sums = partial(torch.sparse_coo_tensor, INDICES.of(gradient)(), size=gradient.shape)
     size, times = (row_sums(one, check_invariants=False) for one in (values.abs(), torch.ones_like(values)))
     return real_elements(size.to_dense() * times.to_dense())
 

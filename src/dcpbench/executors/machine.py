@@ -15,10 +15,11 @@ from dcpbench.config.schema import Config
 from dcpbench.core.plugins import plugins
 from dcpbench.executors import agent as agents
 from dcpbench.executors.agent import Agent
+from dcpbench.torch_private import DYNAMO, INDUCTOR_CONFIG
 
 _PRELOADED = (
-    "torch._dynamo",
-    "torch._inductor.config",
+    DYNAMO.path,
+    INDUCTOR_CONFIG.path,
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",

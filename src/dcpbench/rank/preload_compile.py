@@ -3,31 +3,28 @@ them before its first graph. Nothing here may start CUDA or leak a thread."""
 
 import threading
 from contextlib import suppress
+from importlib import import_module
 
 import torch
-from torch._inductor import cpu_vec_isa
+
+from dcpbench.torch_private import COMPILER_MODULES, TAG_GENERATIONS, TORCH_KEY, VECTOR_INSTRUCTIONS
+
+_vector_instructions = VECTOR_INSTRUCTIONS.owner
 
 
 def _try_vector_instructions() -> None:
-    with suppress(AttributeError):  # private to torch, and only saves time
-        cpu_vec_isa.pick_vec_isa()
+    with suppress(AttributeError):  # it only saves time
+        VECTOR_INSTRUCTIONS.of(_vector_instructions)()
 
 
 # It waits for subprocesses for most of its two seconds, so the imports run in parallel.
 probing = threading.Thread(target=_try_vector_instructions)
 if not torch.cuda.is_available():
     probing.start()
-
-import torch._dynamo.backends.inductor  # noqa: E402
-import torch._functorch.aot_autograd  # noqa: E402
-import torch._inductor.codegen.cpp_wrapper_cpu  # noqa: E402
-import torch._inductor.compile_fx  # noqa: E402
-from torch._dynamo import mutation_guard  # noqa: E402
-from torch._inductor import codecache  # noqa: E402
-
-with suppress(AttributeError):
-    codecache.torch_key()  # hashes torch's sources, once per process
-with suppress(AttributeError):  # otherwise the first graph would patch nn.Module
-    mutation_guard.install_generation_tagging_init()
+for module in COMPILER_MODULES:
+    import_module(module.path)
+for once in (TORCH_KEY, TAG_GENERATIONS):
+    with suppress(AttributeError):
+        once.value()
 if probing.ident is not None:
     probing.join()

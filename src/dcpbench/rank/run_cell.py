@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.config
 import torch.utils.deterministic
-from torch._dynamo.utils import counters, graph_break_reasons
 
 from dcpbench.cell import handover
 from dcpbench.cell.cell import Cell, Uploads
@@ -24,6 +22,7 @@ from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.formats.files import recorded_syncs, synced_in
 from dcpbench.rank.messages import CellSpec
 from dcpbench.state.process_state import ProcessState
+from dcpbench.torch_private import DYNAMO_COUNTERS, GRAPH_BREAKS, INDUCTOR_CONFIG
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.world import World
 
@@ -152,15 +151,15 @@ def _reset_graphs(config: Config, world: World) -> None:
     graphs = f"{config.scenario} {config.model} {config.workload} {config.parallel} {config.loading}"
     graphs += f" {config.deterministic} {config.compile_scope} {config.activation_checkpointing}"
     if graphs != world.compiled_for:
-        torch._dynamo.reset()
-        counters.clear()
+        torch.compiler.reset()
+        DYNAMO_COUNTERS.value.clear()
         world.compiled_for = graphs
 
 
 def graph_breaks() -> list[str]:
     """Return where and why Dynamo broke a graph in two, in the order of the breaks."""
     breaks = []
-    for graph_break in graph_break_reasons:
+    for graph_break in GRAPH_BREAKS.value:
         places = [f" ({_of_library(frame.filename)}:{frame.lineno})" for frame in graph_break.user_stack[-1:]]
         breaks.append(f"{_first_line(graph_break.reason)}{''.join(places)}")
     return list(dict.fromkeys(breaks))
@@ -169,6 +168,7 @@ def graph_breaks() -> list[str]:
 def why_not_compiled(trained: Set[str]) -> str | None:
     """Return why some or all of the model ran as eager code; None if none did, or no module was trained. The
     forwards of those that were `trained` are defined in these packages."""
+    counters = DYNAMO_COUNTERS.value
     abandoned = [*counters["unimplemented"], *counters["recompile_limit"]]
     if any(reason.startswith(_RECOMPILED_TOO_OFTEN) for reason in abandoned) or counters["recompile_limit"]:
         return "Dynamo's recompile limit was reached: part of the model ran as eager code"
@@ -199,4 +199,4 @@ def _set_deterministic(wanted: bool) -> None:
     torch.use_deterministic_algorithms(wanted)
     # Filling the tensors of torch.empty would slow down every save.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch._inductor.config.deterministic = wanted
+    INDUCTOR_CONFIG.value.deterministic = wanted

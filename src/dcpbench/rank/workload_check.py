@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dcpbench.code.provenance import import_from_current_folder
 from dcpbench.config.groups import Device
@@ -18,6 +17,7 @@ from dcpbench.config.text import did_you_mean
 from dcpbench.rank.agent import redirect
 from dcpbench.rank.messages import StoreAddress, torchrun_variables
 from dcpbench.rank.user_errors import message_of
+from dcpbench.torch_private import FAKE_STORE
 from dcpbench.workloads.workload import Workload, is_trainer
 
 _NO_TRAINER = (
@@ -36,7 +36,7 @@ def main(connection: Connection, configs: Sequence[Config]) -> None:
     size = configs[0].most_ranks
     os.environ.update(torchrun_variables(0, size, 0, size, StoreAddress.unused()))
     if configs[0].scenario.process_group:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        dist.init_process_group("fake", store=FAKE_STORE.value(), rank=0, world_size=size)
     import_from_current_folder()
     errors = (why_unusable(str(c.workload.target), c.workload.options, c.own_trainer) for c in configs)
     connection.send(next(filter(None, errors), None))

@@ -26,6 +26,7 @@ from dcpbench.state.snapshot import (
     persistent_tensors,
     snapshot_nested,
 )
+from dcpbench.torch_private import SCHEDULER_BOOKKEEPING
 from dcpbench.workloads.generators import KINDS, state_of_generator
 from dcpbench.workloads.optimizers import Optimizers
 
@@ -37,7 +38,7 @@ _DEEPEST_HELD, _MOST_HELD = 4, 1_000
 """How deep a value is looked for that a load has put elsewhere, and in collections of how many parts."""
 _BOOKKEEPING: Mapping[str, tuple[str, ...]] = {
     # It differs in a scheduler that is built at the step of a checkpoint.
-    "torch.optim.lr_scheduler": ("_step_count", "_get_lr_called_within_step", "_is_initial", "_initial_step"),
+    "torch.optim.lr_scheduler": tuple(key.name for key in SCHEDULER_BOOKKEEPING),
     # It counts one too many after a restore, as it looks ahead; its root has the place.
     "torchdata.nodes.loader": ("num_yielded",),
     # Drawn from a default generator for each epoch's workers. Losses show what these draw.

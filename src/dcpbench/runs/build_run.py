@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map_only
 
 from dcpbench.compare.leaves import same_value
 from dcpbench.config.groups import ParallelConfig
@@ -31,6 +30,7 @@ from dcpbench.state.snapshot import (
     named_parameters,
     named_parts,
 )
+from dcpbench.torch_private import COMMUNICATION_HOOKS, PYTREE, VERSION
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.generators import seed_generators
@@ -216,13 +216,14 @@ _REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {
     default_hooks.bf16_compress_hook: torch.bfloat16,
 }
 """The dtype in which DDP's communication hooks reduce gradients; None is the gradient's."""
+_tree_map_only = PYTREE.value.tree_map_only
 
 
 def reduced_in(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | None, str | None]:
     """Return the dtype in which gradients are reduced, None if it is the gradient's; and why they are not the
     mean of the ranks' gradients, if they are not."""
-    for ddp in model.modules():
-        for hook, _ in getattr(ddp, "_comm_hooks", ()) if isinstance(ddp, DistributedDataParallel) else ():
+    for ddp in (module for module in model.modules() if isinstance(module, DistributedDataParallel)):
+        for hook, _ in COMMUNICATION_HOOKS.of(ddp):
             if hook not in _REDUCED_IN:
                 name = getattr(hook, "__qualname__", type(hook).__qualname__)
                 return None, f"the communication hook {name} changes gradients"
@@ -255,7 +256,7 @@ class _CastAsFsdp(nn.Module):
         are summed in this dtype, as by FSDP, which casts no integers."""
         if not parameter.is_floating_point():
             return parameter
-        state = parameter._version, parameter.requires_grad and torch.is_grad_enabled()
+        state = VERSION.of(parameter), parameter.requires_grad and torch.is_grad_enabled()
         if name not in self._casts or self._casts[name][0] != state:
             self._casts[name] = state, parameter.to(dtype)
         return self._casts[name][1]
@@ -263,7 +264,7 @@ class _CastAsFsdp(nn.Module):
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
     """Cast as `fully_shard` does, which leaves unknown objects as they are."""
-    return tree_map_only(
+    return _tree_map_only(
         torch.Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, values
     )
 

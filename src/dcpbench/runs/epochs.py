@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from dcpbench.torch_private import LOADER_ITERATOR, NUM_YIELDED
 
 
 class EpochEnds:
@@ -25,7 +25,7 @@ class EpochEnds:
     @contextmanager
     def noting(self, step: int) -> Iterator[None]:
         """Context manager around a step with this number."""
-        take = _BaseDataLoaderIter.__next__
+        take = LOADER_ITERATOR.value.__next__
 
         def noted(iterator: Any) -> Any:
             try:
@@ -35,11 +35,11 @@ class EpochEnds:
                 raise
             first, _ = self._read.get(iterator, (step, step))
             self._read[iterator] = first, step
-            if iterator._num_yielded == _length(iterator):
+            if NUM_YIELDED.of(iterator) == _length(iterator):
                 self._end(iterator)
             return batch
 
-        with mock.patch.object(_BaseDataLoaderIter, "__next__", noted):
+        with mock.patch.object(LOADER_ITERATOR.value, "__next__", noted):
             yield
 
     def _end(self, iterator: Any) -> None:

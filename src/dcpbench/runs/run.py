@@ -6,11 +6,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad
 
 from dcpbench.compare.whole_tensors import dense
 from dcpbench.core.mismatch import Place
@@ -18,6 +16,7 @@ from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.unsaved_values import UnsavedValues
 from dcpbench.state.snapshot import Leaves, Slot, local_part, named_parts, parts_of_each
+from dcpbench.torch_private import GROUP_TO_CLIP
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.workload import Batches
@@ -188,7 +187,7 @@ def each_use(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], note: Note
 ) -> Iterator[None]:
     """Context manager: call `note` before an optimizer steps, and before torch clips gradients."""
-    grouped = clip_grad._group_tensors_by_device_and_dtype
+    grouped = GROUP_TO_CLIP.value
 
     def clipping(tensors: Any, *args: Any, **options: Any) -> Any:
         clipped = {_place(gradient) for gradients in tensors for gradient in gradients}
@@ -206,7 +205,7 @@ def each_use(
 
     with ExitStack() as hooks:
         # All functions that clip call this one, however a module has imported them.
-        hooks.enter_context(mock.patch.object(clip_grad, "_group_tensors_by_device_and_dtype", clipping))
+        hooks.enter_context(GROUP_TO_CLIP.patch(clipping))
         for number, optimizer in enumerate(optimizers):
             hooks.callback(optimizer.register_step_pre_hook(partial(stepping, number)).remove)
         yield

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.code.provenance import owner_of
 from dcpbench.state.snapshot import local_part, plain_fqn
+from dcpbench.torch_private import BUFFERS, CHILDREN, NON_PERSISTENT, ORIGINAL_MODULE
 from dcpbench.workloads.generators import KINDS, state_of_generator
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), itertools.count)
@@ -48,7 +49,7 @@ class UnsavedValues:
         self._read = {id(parameter) for root in modules.values() for parameter in root.parameters()}
         for name, root in modules.items():
             for prefix, part in root.named_modules():
-                if not isinstance(part, _WRAPPERS) and "_orig_mod" not in part._modules:
+                if not isinstance(part, _WRAPPERS) and ORIGINAL_MODULE.name not in CHILDREN.of(part):
                     path = f"{name}.{plain_fqn(root, prefix)}".rstrip(".")
                     self._read_all(_attributes(part), path)
         for name, module in [*sys.modules.items()] if modules else ():
@@ -109,7 +110,7 @@ def is_users(module: str) -> bool:
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module, and its buffers that are not saved."""
     named = {key: value for key, value in vars(module).items() if key not in _OF_EACH_MODULE}
-    return named | {key: module._buffers[key] for key in module._non_persistent_buffers_set}
+    return named | {key: BUFFERS.of(module)[key] for key in NON_PERSISTENT.of(module)}
 
 
 def _is_plain(value: Any) -> bool:

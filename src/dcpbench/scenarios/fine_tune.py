@@ -25,6 +25,7 @@ from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import StatePart
 from dcpbench.runs.run import Run
 from dcpbench.state.snapshot import Leaves, named_parameters, retained, snapshot_model
+from dcpbench.torch_private import ORIGINAL_MODULE
 
 FROZEN = "pretrain."
 """The FQN prefix of the pre-trained model in the fine-tuned one."""
@@ -138,7 +139,7 @@ class _SubmoduleState:
         self.options = replace(
             options, ignore_frozen_params=False, strict=False, keep_submodule_prefixes=False
         )
-        inner = getattr(model, "_orig_mod", model)
+        inner = getattr(model, ORIGINAL_MODULE.name, model)
         self.submodule = getattr(inner, "module", inner).get_submodule(name)
 
     def state_dict(self) -> dict[str, Any]:

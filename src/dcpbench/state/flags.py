@@ -13,10 +13,11 @@ from torch import nn
 from dcpbench.core.state import Name, text_of
 from dcpbench.state.layout import ParameterParts
 from dcpbench.state.snapshot import Leaves, TensorLeaf, named_parts, plain_fqn, snapshot_nested
+from dcpbench.torch_private import HOOKS_OF_TENSORS, PRIVATE_MODULES
 
-_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_TENSORS = tuple(hooks.name for hooks in HOOKS_OF_TENSORS)
 _CONTAINERS = {dict, OrderedDict, list, tuple}
-_OF_PARALLELISMS = ("torch.distributed.", "torch._")
+_OF_PARALLELISMS = ("torch.distributed.", PRIVATE_MODULES)
 """Modules whose hooks depend on the layout and on whether a step was taken."""
 
 HOOKS: Name = ("hooks", "model")

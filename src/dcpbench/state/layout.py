@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Placement
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from dcpbench import torch_private as private
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def extent_of(tensor: torch.Tensor) -> Extent:
 
 @functools.cache
 def _shard(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Extent:
-    box, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    box, offset = private.LOCAL_SHAPE_AND_OFFSET.value(shape, mesh, placements)
     return Extent(shape, tuple(offset), tuple(box), 0, math.prod(box))
 
 
@@ -126,35 +127,32 @@ def parameter_parts(model: nn.Module) -> ParameterParts:
         if id(parameter) not in fsdp1:
             fsdp1[id(parameter)] = {"": ParameterPart(parameter, extent_of(parameter))}
         for below, part in fsdp1[id(parameter)].items():
-            parts[f"{name.removesuffix(_FLAT)}{below}" if below else name] = part
+            parts[f"{name.removesuffix(private.FLAT_PARAMETER.value)}{below}" if below else name] = part
     return parts
-
-
-_FLAT = "_flat_param"
 
 
 def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterParts]]:
     """Yield the parameters of the optimizer that belong to FSDP1, each with its parts.
 
     FSDP1 keeps a rank's parts in one flat parameter. With `use_orig_params` the optimizer has views into it;
-    otherwise it has the flat parameter, whose parts are named as in its module. Only private attributes of
-    torch describe them: see `FlatParameter` in torch/distributed/fsdp/_flat_param.py.
+    otherwise it has the flat parameter, whose parts are named as in its module.
     """
     for module in (one for one in model.modules() if isinstance(one, FullyShardedDataParallel)):
-        handle = module._handle
-        if handle is None or (handle._use_orig_params and not handle.uses_sharded_strategy):
+        handle = private.FLAT_HANDLE.of(module)
+        if handle is None or (private.USE_ORIG_PARAMS.of(handle) and not handle.uses_sharded_strategy):
             continue
         flat: Any = handle.flat_param
-        views = flat._params or [None] * flat._num_params
-        as_rows, infos = zip(flat._contiguities, flat._strides, strict=True), flat._shard_param_infos
+        views = private.FLAT_PARAMETERS.of(flat) or [None] * private.FLAT_COUNT.of(flat)
+        as_rows = zip(private.FLAT_CONTIGUITIES.of(flat), private.FLAT_STRIDES.of(flat), strict=True)
         orders = [() if is_row_major else _order(strides) for is_row_major, strides in as_rows]
-        described = zip(flat._fqns, views, flat._shapes, infos, flat._param_extensions, orders, strict=True)
+        columns = (private.FLAT_NAMES, private.FLAT_SHAPES, private.FLAT_SHARDS, private.FLAT_EXTENSIONS)
+        described = zip(*(column.of(flat) for column in columns), views, orders, strict=True)
         parts: ParameterParts = {}
-        for name, view, shape, info, spec, order in described:
+        for name, shape, info, spec, view, order in described:
             box, offset, outer = tuple(shape), (0,) * len(shape), tuple(shape)
             if spec is not None:  # the DTensorSpec of a parameter that is also sharded by TP
                 outer = tuple(spec.shape)
-                box, offset = compute_local_shape_and_global_offset(outer, spec.mesh, spec.placements)
+                box, offset = private.LOCAL_SHAPE_AND_OFFSET.value(outer, spec.mesh, spec.placements)
             numel = info.numel_in_shard or 0
             extent = Extent(outer, tuple(offset), tuple(box), info.intra_param_start_idx or 0, numel, order)
             if view is not None:
@@ -162,7 +160,7 @@ def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterPart
             else:
                 begin = info.offset_in_shard or 0
                 parts[name] = ParameterPart(flat, extent, slice(begin, begin + numel))
-        for tied in flat._shared_param_infos if parts else ():
+        for tied in private.FLAT_TIED.of(flat) if parts else ():
             first = f"{tied.prim_module_name}.{tied.prim_param_name}".lstrip(".")
             parts[f"{tied.module_name}.{tied.param_name}".lstrip(".")] = parts[first]
         if parts:

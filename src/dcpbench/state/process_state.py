@@ -19,13 +19,19 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import overrides
-from torch.distributed.checkpoint import SavePlanner, _async_process_executor
+from torch.distributed.checkpoint import SavePlanner
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
-from torch.utils import _python_dispatch
 
 from dcpbench.state.snapshot import Leaves, retained, snapshot_nested
+from dcpbench.torch_private import (
+    CACHED_PLANS,
+    DISPATCH_MODES,
+    FUNCTION_MODES,
+    GLOBAL_HOOKS,
+    PROCESS_GROUPS,
+    UPLOADER,
+)
 
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 """Operations of `torch.backends` that have an `fp32_precision`; that of a backend applies to its
@@ -98,7 +104,7 @@ def _settings(device: torch.device) -> dict[str, object]:
         f"{space.__name__}.{name}": len(value)
         for space in (modules, optimizers)
         for name, value in vars(space).items()
-        if name.startswith("_global_") and isinstance(value, dict)
+        if name.startswith(GLOBAL_HOOKS) and isinstance(value, dict)
     }
     limits = {
         name: resource.getrlimit(getattr(resource, name))
@@ -117,8 +123,8 @@ def _settings(device: torch.device) -> dict[str, object]:
         **hooks,
         **limits,
         **handlers,
-        "torch function modes": overrides._len_torch_function_stack(),
-        "dispatch modes": _python_dispatch._len_torch_dispatch_stack(),
+        "torch function modes": FUNCTION_MODES.value(),
+        "dispatch modes": DISPATCH_MODES.value(),
         "torch threads": torch.get_num_threads(),
         "folder": folder,
         "umask": umask,
@@ -167,10 +173,10 @@ def kept_by_dcp() -> dict[str, Any]:
     """Return, by name, what DCP keeps globally between saves, if anything: cached plans, and the process that
     uploads."""
     cached = {
-        name: value for name, value in vars(SavePlanner).items() if name.startswith("_cached") and value
+        name: value for name, value in vars(SavePlanner).items() if name.startswith(CACHED_PLANS) and value
     }
-    process = _async_process_executor._CHECKPOINT_PROCESS
-    return cached if process is None else {**cached, "_CHECKPOINT_PROCESS": process}
+    process = UPLOADER.value
+    return cached if process is None else {**cached, UPLOADER.name: process}
 
 
 def _resources() -> Resources:
@@ -187,7 +193,7 @@ def _resources() -> Resources:
             children |= set(listed.read().decode().split())
     descriptors = open_descriptors()
     counted = descriptors.keys() - _accepted(descriptors)
-    groups = dist.distributed_c10d._world.pg_names.values() if dist.is_initialized() else ()
+    groups = PROCESS_GROUPS.value.pg_names.values() if dist.is_initialized() else ()
     return {
         "threads": Counter(threads),
         "processes": Counter(children),

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Key, Name, text_of
@@ -39,6 +38,16 @@ from dcpbench.state.layout import (
     extent_of,
     parameter_parts,
     whole,
+)
+from dcpbench.torch_private import (
+    BUFFERS,
+    CHECKPOINT_WRAPPED,
+    CHILDREN,
+    FSDP_WRAPPED,
+    IS_WRAPPER_SUBCLASS,
+    LOCAL_TENSOR,
+    NON_PERSISTENT,
+    ORIGINAL_MODULE,
 )
 
 LARGE_BYTES = 4 * 2**20
@@ -55,8 +64,9 @@ _TEXTS = frozenset({str})
 _UNDIVIDED = SCALARS | {tuple, torch.Tensor, nn.Parameter, DTensor}
 """Types of values that are never containers."""
 
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_WRAPPERS = {ORIGINAL_MODULE.name, FSDP_WRAPPED.value, CHECKPOINT_WRAPPED.value}
 """Parts of a name that wrappers of a module add."""
+_is_wrapper_subclass = IS_WRAPPER_SUBCLASS.value
 
 
 @dataclass(frozen=True)
@@ -188,7 +198,7 @@ def snapshot_optimizer(
             value = holder[entry]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
             is_tensor = isinstance(value, torch.Tensor)
-            like = is_tensor and getattr(value, "_local_tensor", value).shape == local_shape
+            like = is_tensor and getattr(value, LOCAL_TENSOR.name, value).shape == local_shape
             lies = like and bool(local_shape)
             for name, part in parts_of.items():
                 idle = part.extent.numel == 0 and 0 not in part.extent.shape
@@ -333,8 +343,8 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         plain_fqn(model, f"{prefix}.{name}".lstrip(".")): value
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, value in module._buffers.items()
-        if value is not None and name not in module._non_persistent_buffers_set
+        for name, value in BUFFERS.of(module).items()
+        if value is not None and name not in NON_PERSISTENT.of(module)
     }
 
 
@@ -347,7 +357,7 @@ def plain_fqn(model: nn.Module, name: str) -> str:
     for part in name.split("."):
         if part not in _WRAPPERS and not (part == "module" and isinstance(module, DistributedDataParallel)):
             parts.append(part)
-        module = getattr(module, "_modules", {}).get(part)
+        module = getattr(module, CHILDREN.name, {}).get(part)
     return ".".join(parts)
 
 
@@ -373,15 +383,14 @@ def _named_as_saved(module: nn.Module, *args: Any, **options: Any) -> Iterator[t
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, detached, not copied."""
-    # `to_local` returns a separate view for a parameter, and needs the gradient mode changed.
-    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+    return (LOCAL_TENSOR.of(tensor) if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def is_composite(tensor: torch.Tensor) -> bool:
     """Return whether a tensor consists of others: a nested or sparse one, or one of a subclass."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return True
-    return type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor)
+    return type(tensor) is not torch.Tensor and _is_wrapper_subclass(tensor)
 
 
 def kind_of(name: Name, leaf: Leaf) -> str:

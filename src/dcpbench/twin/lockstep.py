@@ -7,10 +7,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._functorch import config as functorch_config
 from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.compare.across_layouts import compare_replicas
@@ -33,6 +31,7 @@ from dcpbench.runs.put import copy_tensors
 from dcpbench.runs.run import Run, Use, copied_to, dtypes_of, names_of_uses
 from dcpbench.runs.run_state import state_of
 from dcpbench.state.snapshot import TensorLeaf, named_parts, parts_of_each, snapshot_parameters
+from dcpbench.torch_private import FUNCTORCH_CONFIG, RUN_BACKWARD
 from dcpbench.twin.gradients import (
     GradientBound,
     GradientPart,
@@ -373,21 +372,21 @@ def compare_parameters(run: Run) -> Compared:
 def _noting_second_derivatives() -> Iterator[list[bool]]:
     """Context manager around a step: yield a list that gets, at each backward pass, whether its gradients
     have gradients."""
-    run_backward = torch.autograd._engine_run_backward
+    run_backward = RUN_BACKWARD.value
     twice = list[bool]()
 
     def noting(outputs: Any, gradients: Any, retain: bool, create: bool, *rest: Any, **more: Any) -> Any:
         twice.append(create)
         return run_backward(outputs, gradients, retain, create, *rest, **more)
 
-    with mock.patch.object(torch.autograd, "_engine_run_backward", noting):
+    with RUN_BACKWARD.patch(noting):
         yield twice
 
 
 def why_drawn(compiled: bool) -> str:
     """Return why the gradients of a model that draws random numbers are not compared with the twin's."""
     why = "the model draws random numbers in training, and the twin draws others"
-    budget = functorch_config.activation_memory_budget
+    budget = FUNCTORCH_CONFIG.value.activation_memory_budget
     if not compiled or budget >= 1:
         return why
     again = f"with activation_memory_budget={budget} the backward pass can draw others as well"

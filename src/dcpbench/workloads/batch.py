@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
 from dcpbench.state.snapshot import is_composite
+from dcpbench.torch_private import PYTREE
 
 Batch = Any
 """A pytree."""
@@ -31,6 +31,7 @@ Share = Callable[[Batch, int, int], Batch]
 
 _PLAIN = (str, bytes, numbers.Number, np.generic, type(None), Enum, PurePath, torch.dtype, torch.device)
 """Values in which there is nothing to share."""
+_pytree = PYTREE.value
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
@@ -58,8 +59,8 @@ def mapped(
             return node
         if type(node) is tuple:  # the usual one: pytrees take ten times as long
             return tuple([changed(inner) for inner in node])
-        if not (isinstance(node, PackedSequence) or pytree.tree_is_leaf(node)):
-            return pytree.tree_map(changed, node, is_leaf=lambda inner: inner is not node)
+        if not (isinstance(node, PackedSequence) or _pytree.tree_is_leaf(node)):
+            return _pytree.tree_map(changed, node, is_leaf=lambda inner: inner is not node)
         if isinstance(node, dict | UserDict):
             copied = copy.copy(node)
             for name, value in node.items():

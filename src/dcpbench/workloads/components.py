@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dcpbench.state.snapshot import named_parameters
+from dcpbench.torch_private import GROWTH_TRACKER
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ class GradScaling(Component):
 
     def forget(self, seed: int) -> None:
         state = self.scaler.state_dict()
-        counted = state["_growth_tracker"] + state["growth_interval"]  # more than a state can have
-        self.scaler.load_state_dict({**state, "_growth_tracker": counted})
+        counted = state[GROWTH_TRACKER.name] + state["growth_interval"]  # more than a state can have
+        self.scaler.load_state_dict({**state, GROWTH_TRACKER.name: counted})
 
 
 class DataLoading(Component):

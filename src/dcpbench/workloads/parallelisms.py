@@ -12,16 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import (
-    all_gather_tensor_autograd,
-    reduce_scatter_tensor_autograd,
-)
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -33,8 +27,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
-from torch.nn.parallel import DistributedDataParallel, distributed
+from torch.nn.parallel import DistributedDataParallel
 
+from dcpbench import torch_private as private
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
 from dcpbench.config.schema import Config
@@ -52,6 +47,9 @@ _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
     "sequence": lambda: tp.SequenceParallel(sequence_dim=0),
     "colwise_from_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(0)),
 }
+
+# Not looked up in a forward pass, which can be compiled.
+_gather, _scatter = private.GATHER_WITH_GRADIENT.value, private.SCATTER_WITH_GRADIENT.value
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
@@ -114,7 +112,7 @@ class _CopiedDDP(DistributedDataParallel):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_CopiedDDP":
         made = memo[id(self)] = type(self).__new__(type(self))
-        with mock.patch.object(distributed, "_get_default_group", return_value=self.process_group):
+        with private.DEFAULT_GROUP_OF_DDP.patch(lambda: self.process_group):
             state = self.__getstate__()  # type: ignore[no-untyped-call]
             made.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]
         return made
@@ -163,10 +161,10 @@ def buckets_kept() -> Iterator[None]:
     would sum in another order from then on, and a resumed run would differ by that alone."""
 
     def kept(reducer: Any) -> bool:
-        reducer._check_reducer_finalized()  # which reports parameters without a gradient, as rebuilding does
+        private.CHECK_REDUCED.of(reducer)()  # which reports parameters without a gradient, as rebuilding does
         return False
 
-    with mock.patch.object(dist.Reducer, "_rebuild_buckets", kept):
+    with private.REBUILD_BUCKETS.patch(kept):
         yield
 
 
@@ -181,7 +179,7 @@ def end_passes(model: nn.Module) -> None:
         if isinstance(module, FSDPModule):
             module.reshard()
         elif isinstance(module, DistributedDataParallel):
-            module.reducer._check_reducer_finalized()
+            private.CHECK_REDUCED.of(module.reducer)()
 
 
 def check_plan(model: nn.Module, plan: Mapping[str, str]) -> None:
@@ -217,7 +215,7 @@ def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
         sharded.set_force_sum_reduction_for_comms(mesh["dp_shard"].size() > 1)
         # Their gradients are sums over the samples of all ranks in an `ep` group.
         sharded.set_gradient_divide_factor(mesh.size())
-    fully_shard(model, mesh=with_timeout(mesh._flatten("dp_shard_ep")), **options)
+    fully_shard(model, mesh=with_timeout(private.FLATTEN_MESH.of(mesh)("dp_shard_ep")), **options)
     return model
 
 
@@ -228,13 +226,13 @@ def _shard_first(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
 
 def _to_all_experts(_: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor], mesh: DeviceMesh) -> Any:
     # One collective: two at a time sometimes end the process on gloo (findings/gloo-two-gathers.md).
-    gathered = all_gather_tensor_autograd(torch.cat(inputs, dim=1), 0, mesh)
+    gathered = _gather(torch.cat(inputs, dim=1), 0, mesh)
     samples, weights = gathered.split([one.shape[1] for one in inputs], dim=1)
     return samples, weights.tensor_split(mesh.size(), dim=1)[mesh.get_local_rank()]
 
 
 def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    own: torch.Tensor = reduce_scatter_tensor_autograd(output, "sum", 0, mesh)
+    own: torch.Tensor = _scatter(output, "sum", 0, mesh)
     return own
 
 
@@ -331,11 +329,11 @@ def wrap_layers(
     for holder, name, layer in layers(model, patterns):
         wrapped: Any = layer
         if checkpointing is ActivationCheckpointing.layer:
-            wrapped = checkpoint_wrapper(wrapped)
+            wrapped = private.CHECKPOINT_WRAPPER.value(wrapped)
         if compiled:
             wrapped = torch.compile(wrapped, dynamic=False)
         if checkpointing is ActivationCheckpointing.compiled_layer:
-            wrapped = checkpoint_wrapper(wrapped)
+            wrapped = private.CHECKPOINT_WRAPPER.value(wrapped)
         holder.register_module(name, wrapped)
 
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from dcpbench.compare.across_layouts import gathered
 from dcpbench.compare.whole_tensors import Exchange
 from dcpbench.config.mesh import dp_rank
+from dcpbench.torch_private import SET_TIMEOUT
 
 LARGE_BYTES = 2**26
 """Models of more bytes are exchanged between the devices of the ranks."""
@@ -29,7 +30,7 @@ def new_group(ranks: Iterable[int] | None = None, backend: str = "gloo") -> Any:
 def with_timeout(mesh: DeviceMesh) -> DeviceMesh:
     """Set `COLLECTIVE_TIMEOUT` in the groups of a mesh, for which torch has only a default; return it."""
     for group in mesh.get_all_groups():
-        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+        SET_TIMEOUT.value(COLLECTIVE_TIMEOUT, group)
     return mesh
 
 

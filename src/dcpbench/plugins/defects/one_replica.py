@@ -16,6 +16,7 @@ from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, never_ave
 from dcpbench.runs.build_run import seeded_workload
 from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
+from dcpbench.torch_private import IGNORED_BY_DDP
 from dcpbench.workloads.parallelisms import ddp
 
 _PARTS = (StatePart.model, StatePart.optimizer)
@@ -49,7 +50,7 @@ def _possible(cell: Cell, leaves: Leaves) -> Leaves:
     ignored = None
     if cell.config.parallel.target == f"{ddp.__module__}.{ddp.__name__}":
         model = seeded_workload(cell.config, cell.world.device, cell.config.seed).model
-        ignored = {*getattr(model, "_ddp_params_and_buffers_to_ignore", ())}
+        ignored = {*getattr(model, IGNORED_BY_DDP.name, ())}
     separate = {name: leaf for name, leaf in leaves.items() if _is_separate(leaf)}
     if ignored is None:
         return separate

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.plugins.faults.registry import fault, on_one_rank
 from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
+from dcpbench.torch_private import HOOKS_AFTER_STEPS
 
 if TYPE_CHECKING:
     from dcpbench.plugins.faults.targets import Target
@@ -88,7 +89,7 @@ def training_mode_lost(target: "Target") -> None:
 @on_one_rank(Expect("flags_equal", r"hooks\.optimizer", -2, "value"))
 def hook_lost(target: "Target") -> None:
     """Remove a hook from the optimizer."""
-    hooks = target.state["optimizer"].optimizer._optimizer_step_post_hooks
+    hooks = HOOKS_AFTER_STEPS.of(target.state["optimizer"].optimizer)
     if "hook" not in target.kept:  # a later load finds it removed
         target.kept["hook"] = target.one_of(hooks)
     hooks.clear()

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.format_utils import (
     BroadcastingTorchSaveReader,
     DynamicMetaLoadPlanner,
@@ -22,6 +21,7 @@ from dcpbench.cell.steps import Story
 from dcpbench.core.mismatch import Place
 from dcpbench.core.state import StatePart
 from dcpbench.state.snapshot import flattened
+from dcpbench.torch_private import SHARDED_TENSOR
 
 
 def formats(cell: Cell) -> None:
@@ -58,7 +58,7 @@ def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -
     why = None
     if not dist.is_initialized():
         why = "it needs a process group"
-    elif any(type(one) in (DTensor, ShardedTensor) for one in model.state_dict().values()):
+    elif any(type(one) in (DTensor, SHARDED_TENSOR.value) for one in model.state_dict().values()):
         why = "ranks wait for ever: it cannot broadcast sharded tensors"
     elif cell.world.device.type != "cpu":
         why = "ranks wait for ever: where a group has a backend for the CPU too it broadcasts from there"

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import torch
 
-# Private to torch, and its only way to read everything below a key without a template.
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
-
 from dcpbench.cell import checks, contract, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
@@ -22,6 +19,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.runs.run_state import live_state, retained_state
 from dcpbench.state.snapshot import Leaves, below, snapshot_nested
+from dcpbench.torch_private import LOAD_KEYS
 
 
 def partial_load(cell: Cell) -> None:
@@ -71,7 +69,7 @@ def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, s
     key = text_of(prefix)
     where = saved.at(f"read by the key {key} in the checkpoint of step {{step}}")
     with cell.phase("load"):
-        nested = _load_state_dict_from_keys(
+        nested = LOAD_KEYS.value(
             key,
             storage_reader=checkpointer.reader(saved.checkpoint_id),
             process_group=cell.world.checkpoint_group,
