@@ -20,6 +20,7 @@ import psutil
 import pytest
 import yaml
 
+from dcpbench.config.schema import conf_folder
 from dcpbench.core.plugins import load_plugins
 from dcpbench.records.store import read_rows
 from support import drivers
@@ -27,6 +28,7 @@ from support.commands import python
 from support.drivers import Driver, environment
 
 if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
     from torch.distributed.device_mesh import DeviceMesh
 
     from support.browser import Browser
@@ -343,6 +345,20 @@ def mesh() -> "Iterator[DeviceMesh]":
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def hydra_loader() -> "Iterator[ConfigLoader]":
+    """Hydra's, with which cells are composed."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from dcpbench.cli.by_hydra import register_groups
+
+    register_groups()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+    GlobalHydra.instance().clear()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 import ast
 import json
 import math
+import os
 import re
-import shlex
 import shutil
 import sys
 import tomllib
@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from conftest import tiered
+from conftest import dcpbench, tiered
 from dcpbench.cli import reference
 from dcpbench.code.provenance import conf_folders
 from dcpbench.core.checks import CHECKS
@@ -60,36 +60,12 @@ def test_console_blocks_are_samples() -> None:
     assert {page.name for page in PAGES} >= {"README.md", "report.md", "resume-exact.md"}
 
 
-@pytest.mark.parametrize(
-    ("marked", "was", "now"),
-    [
-        ("sample", "printf 'save_s 0.1\\n'", "printf 'save_s 0.2\\n'"),
-        ("timed sample", "echo pass 0.1", "echo fail 0.1"),
-        ("timed sample at 100", "echo 2 cells", "echo 3 cells"),
-    ],
-)
-def test_stale_sample_is_detected(marked: str, was: str, now: str, tmp_path: Path) -> None:
+def test_stale_sample_is_detected(tmp_path: Path) -> None:
+    """By more than a time, in a sample that has times."""
     samples = SAMPLES.Samples(tmp_path)
-    made = samples.made(f"<!-- {marked} -->\n```console\n$ {was}\n```\n")
-    assert list(samples.differing(made)) == []
-    assert len(list(samples.differing(made.replace(was, now)))) == 1
-
-
-def test_timed_sample_ignores_only_times(tmp_path: Path) -> None:
-    samples, block = SAMPLES.Samples(tmp_path), "<!-- timed sample{} -->\n```console\n$ {}\n{}```\n"
-    assert list(samples.differing(block.format("", "echo took 0.25 s", "took 11.5  s\n"))) == []
-    assert list(samples.differing(block.format(", ends with 1", "exit 1", ""))) == []
-    with pytest.raises(SAMPLES.StaleError, match="ended with 1"):
-        list(samples.differing(block.format("", "exit 1", "")))
-
-
-def test_undescribed_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = script("scripts/site_pages")
-    assert "| `flaky` | true or false |" in pages._columns()
-    texts = pages.column_help() | {"flaky": ""}
-    monkeypatch.setattr(pages, "column_help", lambda: texts)
-    with pytest.raises(ValueError, match="flaky"):
-        pages._columns()
+    made = samples.made("<!-- timed sample -->\n```console\n$ echo 2 cells in 0.25 s\n```\n")
+    assert list(samples.differing(made.replace("n 0.25", "n 11.5 "))) == []
+    assert len(list(samples.differing(made.replace("\n2 cells", "\n3 cells")))) == 1
 
 
 @pytest.mark.parametrize(("page", "names"), [("checks", CHECKS), ("statuses", STATUSES)])
@@ -103,6 +79,46 @@ def test_reference_is_up_to_date() -> None:
     assert pages.REFERENCE.read_text() == pages.reference_page(), "python scripts/site_pages.py"
 
 
+def test_files_on_the_page_of_the_architecture_exist() -> None:
+    """A name without a folder is in that of the one before."""
+    sections = re.findall(r"^## The way of .*?(?=^## )", (DOCS / "architecture.md").read_text(), re.M | re.S)
+    assert len(sections) == 3
+    for section in sections:
+        folder = ""
+        for name in re.findall(r"`([\w/]+\.py)`", section):
+            folder = name.rpartition("/")[0] or folder
+            assert (ROOT / "src/dcpbench" / folder / Path(name).name).exists(), name
+
+
+_FILE = re.compile(r"<!-- file: (\S+) -->\n```(?:yaml|python)\n(.*?)```", re.DOTALL)
+EXPERIMENTS = {
+    place: page
+    for page in sorted(DOCS.rglob("*.md"))
+    for place, _ in _FILE.findall(page.read_text())
+    if "/experiment/" in place
+}
+MODEL = DOCS / "tutorials" / "resume-exact.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", tiered(EXPERIMENTS, "my_conf/experiment/gate.yaml"))
+def test_documented_experiment_is_planned(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (
+        file for page in (MODEL, EXPERIMENTS[place]) for file in _FILE.findall(page.read_text())
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    conf, experiment = place.split("/experiment/")
+    words = ("--config-dir", conf, f"experiment={experiment.removesuffix('.yaml')}", "device=cpu")
+    ended = dcpbench("plan", *words, folder=tmp_path / "sweep", cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    if place.endswith("gate.yaml"):  # the block with the repeats has the cells of both
+        assert "4 cells in 12 runs: 12 would run" in ended.out
+
+
 def test_pages_of_plugins_name_their_values() -> None:
     axes = {name for name in reference.groups() if name not in ("load_parallel", "fault", "experiment")}
     _, *added = conf_folders()
@@ -110,71 +126,6 @@ def test_pages_of_plugins_name_their_values() -> None:
         page = (DOCS / "plugins" / f"{folder.parent.name}.md").read_text()
         there = {path.stem for name in axes for path in folder.glob(f"{name}/*.yaml")}
         assert {value for value in there if not re.search(rf"\b{value}\b", page)} == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "found"),
-    [
-        ("page.md", "It is\ntold once.\n", 1),
-        ("page.md", "| a | Held against b |\n", 1),
-        ("page.md", "[mended](a.md) `told`\n", 1),
-        ("module.py", "told = held = 1\n", 0),
-        ("module.py", '"""It goes on."""\nmended = 1  # anew\n', 2),
-    ],
-)
-def test_avoided_phrases_are_found(name: str, text: str, found: int, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text)
-    assert len([*script("scripts/words").avoided(tmp_path / name)]) == found
-
-
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "report.md"])
-def test_pictures_fit_the_theme(page: Path) -> None:
-    text = page.read_text()
-    on_site = script("scripts/site_pages").on_page_markdown(text)
-    assert "<picture" not in on_site
-    shown = [*re.findall(r'^<img src="\S*-(light|dark)\.png#only-(light|dark)" ', on_site, re.MULTILINE)]
-    assert shown == [("light", "light"), ("dark", "dark")] * text.count("<picture>") != []
-
-
-def test_links_lead_somewhere_on_github(tmp_path: Path) -> None:
-    links = script("scripts/links")
-    assert [*links.broken(ROOT)] == []
-    (tmp_path / "docs/plugins").mkdir(parents=True)
-    (tmp_path / "src/dcpbench/plugins/kept").mkdir(parents=True)
-    (tmp_path / "README.md").write_text(
-        "# One `two`: three\n\n## A\n\n## A\n[it](docs/a.md#b-c) ![](no.png)\n"
-    )
-    lines = (
-        "# B: c",
-        "[up](../README.md#one-two-three) [again](../README.md#a-1) [lost](../README.md#a-2) [here](#b-c)",
-        '[web](https://example.com/no) <img src="no.svg"> <source srcset="no-dark.svg"> `[code](no.md)`',
-        "```\n[block](no.md)\n```",
-        "[no plug-in](plugins/deleted.md#x) [no page](plugins/kept.md)",
-    )
-    (tmp_path / "docs/a.md").write_text("\n".join(lines))
-    assert [line.split(": ")[:2] for line in links.broken(tmp_path)] == [
-        ["README.md", "no.png"],
-        ["docs/a.md", "../README.md#a-2"],
-        ["docs/a.md", "no.svg"],
-        ["docs/a.md", "no-dark.svg"],
-        ["docs/a.md", "plugins/kept.md"],
-    ]
-
-
-@pytest.mark.slow
-def test_broken_link_fails_the_build(tmp_path: Path) -> None:
-    """Build with the options of `make docs`: with --quiet, mkdocs would count no warnings."""
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    with (tmp_path / "docs/faq.md").open("a") as page:
-        page.write("\n[Nowhere](nowhere.md)\n")
-    found = re.search(r"\$\(BIN\)/mkdocs (.*)", (ROOT / "Makefile").read_text())
-    assert found
-    done = python("-m", "mkdocs", *shlex.split(found[1]), cwd=tmp_path)
-    assert done.returncode == 1
-    assert "nowhere.md" in done.stderr
 
 
 def test_workflows_are_valid() -> None:

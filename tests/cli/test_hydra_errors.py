@@ -1,26 +1,17 @@
 """Errors of Hydra and OmegaConf as one line."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 
 from dcpbench.cli.by_hydra import register_groups
 from dcpbench.cli.words import one_line
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import conf_folder
 
-
-@pytest.fixture(scope="module", autouse=True)
-def hydra() -> Iterator[None]:
-    register_groups()
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
+pytestmark = pytest.mark.usefixtures("hydra_loader")
 
 
 def refused(word: str) -> str:

@@ -9,15 +9,12 @@ from textwrap import indent
 from unittest import mock
 
 import pytest
-from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from conftest import tiered
-from dcpbench.cli.by_hydra import register_groups
 from dcpbench.compose.cells import CellWords, SweepCell, cells_of, write_hydra_folder
 from dcpbench.compose.composer import Composer, typed
 from dcpbench.config.errors import ConfigError
@@ -39,13 +36,6 @@ def crossed(**lists: tuple[str, ...]) -> list[list[str]]:
     return [
         [f"{key}={value}" for key, value in zip(lists, row, strict=True)] for row in product(*lists.values())
     ]
-
-
-@pytest.fixture(scope="module")
-def hydra_loader() -> Iterator[ConfigLoader]:
-    register_groups()
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
 
 
 def sweep(loader: ConfigLoader, *words: str, groups: Path = OWN_GROUPS) -> DictConfig:

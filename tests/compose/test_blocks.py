@@ -1,17 +1,29 @@
 """A union of products: what an experiment names, and what the command line chooses of it."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import open_dict
 
-from conftest import ONE_STEP, TESTS, run
-from dcpbench.compose.cells import CellWords
-from dcpbench.compose.matrix import jobs, repeated
+from conftest import TESTS, run
+from dcpbench.cli import reference
+from dcpbench.cli.words import one_line
+from dcpbench.compose.cells import CellWords, cells_of
+from dcpbench.compose.composer import Composer
+from dcpbench.compose.matrix import jobs, listed, repeated, words_of_cells
 from dcpbench.config.errors import ConfigError
+from dcpbench.core.axes import AXES
+from dcpbench.executors.machine import Machine
+from dcpbench.plan.plan import PlannedCell, plan_of
 from support.pretended_engine import PRETENDED
 
 BLOCKS = {
@@ -67,6 +79,7 @@ def test_all_overrides_of_a_cell_select_it_alone(number: int) -> None:
 
 
 def test_job_of_two_blocks_runs_once() -> None:
+    assert listed(parsed("compile=False,false,true")) == [["compile=False", "compile=True"]]
     blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
     assert jobs(blocks, [], every) == [
         CellWords(["parallel=ddp"], "one"),
@@ -105,18 +118,6 @@ def test_last_value_of_a_repeated_key_applies() -> None:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-def test_random_seeds_are_drawn_once(tmp_path: Path) -> None:
-    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1", *ONE_STEP)
-    done = run(tmp_path / "sweep", *command, "device=cpu")
-    seeds = [row["seed"] for row in done.rows]
-    assert len(set(seeds)) == 14
-    assert {row["status"] for row in done.rows} == {"pass"}
-    again = run(tmp_path / "again", *done.rows[5]["overrides"].split())
-    assert [(row["seed"], row["status"]) for row in again.rows] == [(seeds[5], "pass")]
-
-
 def test_repeats_run_in_rounds() -> None:
     jobs = [CellWords(["parallel=ddp"], "one"), CellWords(["parallel=fsdp"], "other")]
     assert repeated(jobs, 1, for_all=True) == jobs
@@ -152,14 +153,93 @@ def test_block_can_set_its_repeats() -> None:
     assert len(rounds(repeats=2)) == 2 + 6, "an experiment's own repeats hold for the other blocks"
     assert len(rounds(repeats=2, for_all=True)) == 2 * 3, "the command line's hold for all of them"
     assert rounds(for_all=True) == ["parallel=ddp sharing=correctness", "parallel=ddp", "parallel=fsdp"]
-
-
-def test_repeat_of_a_block_can_run_alone() -> None:
-    for job in rounds()[1:]:
-        assert rounds(*job.split()) == [job]
+    assert [rounds(*job.split()) for job in rounds()[1:]] == [[job] for job in rounds()[1:]], "each alone"
 
 
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
 def test_block_with_two_repeats_is_refused(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
         repeated(jobs({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
+
+
+KEYS: dict[str, list[Any]] = {
+    "compile": [True, False],
+    "world_size": [1, 2],
+    "device": ["auto", "cpu"],
+    "seed": [0, 1],
+    "load_world_size": [None, 2],
+    "activation_checkpointing": [None, "layer"],
+    "load_parallel": [None, "ddp"],
+    "save_at": [None, 0],
+    "optimizer.lr": [0.1, 1e-3],
+    "optimizer.betas": [[0.9, 0.99], [0.8, 0.9]],
+    "compile_scope": [None, "layer"],
+    "model.options.sizes": [[8, 16, 8], [8, 32, 8]],
+}
+"""Values of the axes that are no groups, and of other keys."""
+
+
+def planned(loader: ConfigLoader, blocks: Any, *words: str, params: Any = None) -> list[PlannedCell]:
+    """The cells of these blocks, a mapping or YAML, on a machine without GPUs."""
+    base = loader.load_configuration("config", ["hydra.sweep.dir=x", *words], RunMode.MULTIRUN)
+    with open_dict(base):
+        base.hydra.sweeper.matrix = yaml.safe_load(blocks) if isinstance(blocks, str) else blocks
+        base.hydra.sweeper.params = params or {}
+    found = words_of_cells(parsed(*words), loader, base, lambda lists: itertools.product(*lists))
+    return plan_of(cells_of(Composer(loader, base), base, found), Machine(0, {"torch": "2.13"})).cells
+
+
+@pytest.mark.slow
+def test_a_list_is_a_list_of_values_for_every_axis(hydra_loader: ConfigLoader) -> None:
+    groups = {name: [*key.values][:2] for name, key in reference.groups().items() if name in AXES}
+    values = groups | KEYS
+    assert AXES.keys() <= values.keys(), "each axis has its list"
+    blocks = {
+        name.replace(".", "_"): {"scenario": "convert" if "load" in name else "save_load", name: values[name]}
+        for name in values
+    }
+    blocks |= {
+        name: {**block, "train_steps": number + 1} for number, (name, block) in enumerate(blocks.items())
+    }
+    both = {"save": ["sync", "async"], "parallel": ["ddp", "hsdp"], "train_steps": len(blocks) + 1}
+    counts = Counter(cell.block for cell in planned(hydra_loader, {**blocks, "both": both}))
+    # Here `auto` is another spelling of `cpu`, and two spellings of a cell are one cell.
+    assert counts == {**dict.fromkeys(blocks, 2), "device": 1, "both": 4}
+    lists = {"optimizer.betas": [0.9, 0.99], "save": "sync,async", "seed": [1, 2]}
+    names = [f"optimizer.betas=_0.9,0.99_,save={save},seed={n}" for save in ("sync", "async") for n in (1, 2)]
+    assert [cell.name for cell in planned(hydra_loader, {"b": lists})] == names, "a list of a list key"
+    params = {"seed": [0, 1], "save_at": [None, 0]}
+    assert len(planned(hydra_loader, {"b": {"parallel": ["ddp", "hsdp"]}}, params=params)) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (
+            "{b: {compile: true,false, saves: 1}}",
+            "block b: false has no value; write a list in brackets: compile: [true, false]",
+        ),
+        (
+            "{b: {world_size: 2,4}}",
+            "block b: 4 has no value; write a list in brackets: world_size: [2, 4]",
+        ),
+        (
+            "{b: {compile_scope: layer,model}}",
+            "block b: model has no value; write a list in brackets: compile_scope: [layer, model]",
+        ),
+        ("{b: {save_at: 0,null}}", "null is not a key; write a list in brackets"),
+        ("{b: {save: []}}", "save=[]: use save=a,b"),
+        ('{b: {save: "[sync,async]"}}', "save=[sync,async]: use save=sync,async"),
+        ("{b: {save: [[sync, async]]}}", "save=[sync,async]: use save=sync,async"),
+        ("{b: {save: [null, sync]}}", "save=null: cannot be null"),
+        (
+            "{b: {optimizer.betas: [[[0.9, 0.99]]]}}",
+            "optimizer.betas=[[0.9,0.99]]: has a list or a mapping in its list",
+        ),
+    ],
+)
+def test_other_lists_are_refused(blocks: str, message: str, hydra_loader: ConfigLoader) -> None:
+    with pytest.raises(Exception, match=r".") as error:
+        planned(hydra_loader, blocks)
+    assert message in one_line(error.value)
