@@ -1,8 +1,8 @@
-"""Note which blocks of dcpbench's code a process enters, and those that it forks or starts, and when.
+"""Note which blocks of dcpbench's code a process enters, and those that it forks or starts.
 
-`prepare(folder)` compiles each file of src/ with one more line at the start of each block, which notes the
-time in a file that all processes map: neither a thread, nor a killed process, nor `os._exit` loses anything.
-It returns the variables of the environment with which a Python loads that code.
+`prepare(folder)` compiles each file of src/ with one more line at the start of each block, which sets a byte
+of a file that all processes map: neither a thread, nor a killed process, nor `os._exit` loses anything. It
+returns the variables of the environment with which a Python loads that code.
 """
 
 import ast
@@ -12,7 +12,6 @@ import marshal
 import mmap
 import os
 import sys
-import time
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -55,7 +54,7 @@ def prepare(folder: Path) -> dict[str, str]:
         code.write_bytes(marshal.dumps(compile(_noting(source, place, blocks), path, "exec")))
     (folder / "blocks.json").write_text(json.dumps(blocks))
     (folder / "sitecustomize.py").write_text(_LOADS)
-    (folder / "map").write_bytes(bytes(8 * len(blocks)))
+    (folder / "map").write_bytes(bytes(len(blocks)))
     path_before = os.environ.get("PYTHONPATH", "")
     return {FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), path_before]))}
 
@@ -70,7 +69,7 @@ def _noting(source: str, place: str, blocks: list[Block]) -> ast.Module:
         for number, statement in enumerate(statements):
             is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if starts and not (is_text and number == 0):
-                mark = ast.parse(f"__entered__[{len(blocks)}] or __enter__({len(blocks)})").body[0]
+                mark = ast.parse(f"__entered__[{len(blocks)}] = 1").body[0]
                 blocks.append(Block(place, function, statement.lineno))
                 for node in ast.walk(mark):
                     ast.copy_location(node, statement)
@@ -130,10 +129,6 @@ def install() -> None:
 def use(file: Path) -> memoryview:
     """Map a file: this process and those that it forks note there."""
     with file.open("r+b") as opened:
-        times = memoryview(mmap.mmap(opened.fileno(), 0)).cast("Q")
-
-    def enter(block: int) -> None:
-        times[block] = time.monotonic_ns()
-
-    vars(builtins).update(__entered__=times, __enter__=enter)
-    return times
+        entered = memoryview(mmap.mmap(opened.fileno(), 0))
+    vars(builtins)["__entered__"] = entered
+    return entered

@@ -78,8 +78,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool:
     """Run a test as if no other was selected, and record it."""
-    times: memoryview = vars(builtins)["__entered__"]
-    times.cast("B")[:] = bytes(times.nbytes)
+    noted: memoryview = vars(builtins)["__entered__"]
+    noted[:] = bytes(len(noted))
     at, began, used = time.time(), time.monotonic(), _cpu_seconds()
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, nextitem=None)
@@ -90,7 +90,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool:
         "marks": sorted({mark.name for mark in item.iter_markers()}),
         "seconds": round(time.monotonic() - began, 3),
         "cpu_s": round(_cpu_seconds() - used, 3),
-        "blocks": [number for number, entered_at in enumerate(times) if entered_at],
+        "blocks": [number for number, is_entered in enumerate(noted) if is_entered],
         "values": _values(item.config, at),
     }
     with _RECORD.open("a", encoding="utf-8") as lines:
