@@ -12,11 +12,12 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
-from omegaconf import open_dict
+from omegaconf import DictConfig, open_dict
 
 from conftest import TESTS, run
 from dcpbench.cli import reference
 from dcpbench.cli.words import one_line
+from dcpbench.compose import pairwise
 from dcpbench.compose.cells import CellWords, cells_of
 from dcpbench.compose.composer import Composer
 from dcpbench.compose.matrix import jobs, listed, repeated, words_of_cells
@@ -179,14 +180,53 @@ KEYS: dict[str, list[Any]] = {
 """Values of the axes that are no groups, and of other keys."""
 
 
+def loaded(loader: ConfigLoader, *words: str) -> DictConfig:
+    """The composition of a sweep with these words."""
+    return loader.load_configuration("config", ["hydra.sweep.dir=x", *words], RunMode.MULTIRUN)
+
+
+def cells_in(
+    loader: ConfigLoader, base: DictConfig, words: Iterable[str], told: list[str] | None = None
+) -> list[PlannedCell]:
+    """The cells of a composition and words on a machine without GPUs; add what is said of pairs to `told`."""
+    composer, here = Composer(loader, base), Machine(0, {"torch": "2.13"})
+
+    def covering(lists: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+        found = pairwise.covering(composer, here, lambda *_: 1, lists)
+        if told is not None:
+            told.append(pairwise.sentence(lists, found))
+        return found.rows
+
+    return plan_of(
+        cells_of(composer, base, words_of_cells(parsed(*words), loader, base, covering)), here
+    ).cells
+
+
 def planned(loader: ConfigLoader, blocks: Any, *words: str, params: Any = None) -> list[PlannedCell]:
-    """The cells of these blocks, a mapping or YAML, on a machine without GPUs."""
-    base = loader.load_configuration("config", ["hydra.sweep.dir=x", *words], RunMode.MULTIRUN)
+    """The cells of these blocks, a mapping or YAML, with these words."""
+    base = loaded(loader, *words)
     with open_dict(base):
         base.hydra.sweeper.matrix = yaml.safe_load(blocks) if isinstance(blocks, str) else blocks
         base.hydra.sweeper.params = params or {}
-    found = words_of_cells(parsed(*words), loader, base, lambda lists: itertools.product(*lists))
-    return plan_of(cells_of(Composer(loader, base), base, found), Machine(0, {"torch": "2.13"})).cells
+    return cells_in(loader, base, words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "values", "differs"),
+    [
+        ("isolation", "warm,fresh", "isolation=warm and isolation=fresh"),
+        ("verify", "standard,deep", "restart=false and restart=true"),
+    ],
+)
+def test_cells_that_differ_only_in_how_they_run_are_refused(
+    key: str, values: str, differs: str, hydra_loader: ConfigLoader
+) -> None:
+    """Of a group the key that differs is named."""
+    with pytest.raises(ConfigError) as refused:
+        planned(hydra_loader, {}, "parallel=ddp,fsdp2", f"{key}={values}")
+    assert all(f"parallel=ddp,{key}={value}" in str(refused.value) for value in values.split(","))
+    assert f"({differs}), and would count as repeats of one cell" in str(refused.value)
 
 
 @pytest.mark.slow

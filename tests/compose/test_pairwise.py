@@ -1,18 +1,17 @@
 """Few cells in which every two values meet: `matrix=pairwise`."""
 
 import itertools
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.config_loader import ConfigLoader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_blocks import cells_in, loaded, planned
 
-from conftest import dcpbench
 from dcpbench.compose.pairwise import Covering, Row, Search, sentence
-from support.pretended_engine import PRETENDED, tell_probes
+from dcpbench.config.errors import ConfigError
 
 shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
 AXES = (
@@ -86,44 +85,29 @@ def test_pairs_left_out_are_printed() -> None:
     assert sentence(lists, many).endswith("a=1 with b=2 and 6 more")
 
 
-def planned(folder: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
-    asked = ("plan", *words, "device=cpu", "--json", f"hydra.sweep.dir={folder}", PRETENDED)
-    done = dcpbench(*asked, folder=folder, prepare=tell_probes)
-    assert done.status == 0, done.err
-    assert done.err.count("probing\n") == 1
-    return json.loads(done.out)["cells"], done.err
-
-
 @pytest.mark.slow
-def test_pairwise_plan_has_all_runnable_pairs(tmp_path: Path) -> None:
-    cells, told = planned(tmp_path / "sweep", "matrix=pairwise", *AXES)
-    assert "left out: save=async_cached with any, save=sync with overlap_saves=True" in told
-    skips = [cell for cell in cells if cell["would"] == "skip"]
-    assert len(skips) == 1
-    assert "save=async_cached" in skips[0]["cell"]
-    met = {pair for cell in cells for pair in itertools.combinations(cell["cell"].split(","), 2)}
+def test_pairwise_cells_have_all_runnable_pairs(hydra_loader: ConfigLoader) -> None:
+    base = loaded(hydra_loader, "matrix=pairwise", *AXES)
+    told = list[str]()
+    cells = cells_in(hydra_loader, base, ("matrix=pairwise", *AXES), told)
+    assert "left out: save=async_cached with any, save=sync with overlap_saves=True" in told[0]
+    (skip,) = [cell.name for cell in cells if cell.skip]
+    assert "save=async_cached" in skip
+    met = {pair for cell in cells for pair in itertools.combinations(cell.name.split(","), 2)}
     assert {("parallel=fsdp2", "optimizer=sgd"), ("overlap_saves=true", "seed=2")} <= met
     assert len(cells) < 20, "of 216"
 
 
 @pytest.mark.slow
-def test_block_of_an_experiment_can_be_pairwise(tmp_path: Path) -> None:
+def test_block_of_an_experiment_can_be_pairwise(hydra_loader: ConfigLoader) -> None:
     block = {key: values for key, _, values in (axis.partition("=") for axis in AXES[2:])}
-    blocks = {
-        "pairs": {**block, "save": "async", "matrix": "pairwise"},
-        "all": {"parallel": "ddp,fsdp", "saves": 1},
-    }
-    (tmp_path / "experiment").mkdir()
-    written = {"hydra": {"sweeper": {"matrix": blocks}}}
-    (tmp_path / "experiment/two.yaml").write_text(f"# @package _global_\n{json.dumps(written)}")
-    words = ("experiment=two", f"--config-dir={tmp_path}")
-    by_pairs, _ = planned(tmp_path / "one", *words)
+    pairs = {**block, "save": "async", "matrix": "pairwise"}
+    blocks = {"pairs": pairs, "all": {"parallel": "ddp,fsdp", "saves": 1}}
+    by_pairs = [cell.name for cell in planned(hydra_loader, blocks)]
     assert 6 + 2 <= len(by_pairs) < 24 + 2
-    assert not any("matrix" in cell["cell"] for cell in by_pairs)
-    typed = [word for word in by_pairs[3]["cell"].split(",") if word != "device=cpu"]
-    again, _ = planned(tmp_path / "two", *words, *typed)
-    assert [cell["cell"] for cell in again] == [by_pairs[3]["cell"]]
-    blocks["pairs"]["matrix"] = "pairwse"
-    (tmp_path / "experiment/two.yaml").write_text(f"# @package _global_\n{json.dumps(written)}")
-    with pytest.raises(AssertionError, match=r"dcpbench: matrix=pairwse: .* did you mean pairwise\?"):
-        planned(tmp_path / "three", *words)
+    assert not any("matrix" in name for name in by_pairs)
+    typed = by_pairs[3].split(",")
+    assert [cell.name for cell in planned(hydra_loader, blocks, *typed)] == [by_pairs[3]]
+    pairs["matrix"] = "pairwse"
+    with pytest.raises(ConfigError, match=r"matrix=pairwse: .* did you mean pairwise\?"):
+        planned(hydra_loader, blocks)

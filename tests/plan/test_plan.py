@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
-from conftest import SMALL, TESTS, Finished, blocks, environment, plan_sweep, tiered
+from conftest import SMALL, TESTS, Finished, blocks, environment
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.config.text import duration_text, size_text
@@ -31,7 +31,6 @@ from support.alone import config
 from support.commands import python
 from support.jobs import job
 from support.pretended import jobs_in
-from support.pretended_engine import PRETENDED
 from support.rows import row
 
 NO_GPU = Machine(0, {})
@@ -326,36 +325,3 @@ def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another dcpbench is using"):
             refuse_unusable(tmp_path, is_resumed=True)
     refuse_unusable(tmp_path, is_resumed=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "values"),
-    tiered(
-        [
-            ("isolation", "warm,fresh"),
-            ("verify", "standard,deep"),
-        ],
-        ("isolation", "warm,fresh"),
-    ),
-)
-def test_cells_that_differ_only_in_how_they_run_are_refused(
-    sweep: Callable[..., Finished], key: str, values: str
-) -> None:
-    ended = sweep("parallel=ddp,fsdp2", f"{key}={values}", "device=cpu", PRETENDED)
-    assert (ended.status, len(ended.err.splitlines())) == (2, 1), ended.err
-    first, second = (f"{key}={value}" for value in values.split(","))
-    assert all(f"parallel=ddp,{word}" in ended.err for word in (first, second))
-    if key == "verify":  # a group: the key of it that differs is named
-        first, second = "restart=false", "restart=true"
-    assert f"({first} and {second}), and would count as repeats of one cell" in ended.err
-    assert not ended.folder.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_cells_without_times_can_be_next_to_timed_ones(tmp_path: Path) -> None:
-    checked = {"parallel": "fsdp2", "sharing": "correctness", "verify": "deep"}
-    both = blocks([checked, {"parallel": "ddp", "repeats": 2}])
-    ended = plan_sweep(tmp_path / "sweep", *both, "device=cpu")
-    assert "2 cells in 3 runs: 3 would run" in ended.out

@@ -1,6 +1,6 @@
 """report.html in a real browser: it shows what rows say, by mouse and keyboard, and runs nothing of it."""
 
-import random
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,9 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from dcpbench.config.text import size_text
+from dcpbench.records.row import Row
 from support.browser import Browser
-from support.pages import SIZES, all_statuses, cell, details, four_cells, many_axes, write_page
+from support.pages import SIZES, all_statuses, cell, four_cells, many_axes, many_scenarios, write_page
 
 pytestmark = pytest.mark.browser
 
@@ -70,7 +71,7 @@ def test_addresses_restore_filters_and_cell(show: Callable[..., Browser]) -> Non
     assert "cell=" not in browser.js("return location.hash")
 
 
-def test_wide_sweeps_are_folded_with_all_failures(show: Callable[..., Browser]) -> None:
+def test_wide_sweeps_are_folded_and_faults_stay_apart(show: Callable[..., Browser]) -> None:
     browser = show(many_axes())
     assert browser.js("return document.querySelector('#matrix table').rows.length") < 20
     across = "return document.querySelector('#matrix tbody tr').querySelectorAll('td').length"
@@ -85,18 +86,12 @@ def test_wide_sweeps_are_folded_with_all_failures(show: Callable[..., Browser]) 
     assert filters == ["parallel", "compile", "save", "model", "optimizer", "world_size", "fault"]
     heads = [one.text for one in browser.all("main h2")]
     assert heads.index("Matrix") < heads.index("Not as expected") < heads.index("Injected faults")
-
-
-def test_injected_faults_have_a_separate_matrix(show: Callable[..., Browser]) -> None:
-    browser = show(many_axes())
     planted = [one.accessible_name for one in browser.all("#faults .square")]
     assert planted == [
         f"{fault}, {parallel}: fault detected" for fault in FAULTS for parallel in ("ddp", "fsdp")
     ]
     browser.js("document.querySelector('#faults .square').focus()")
-    browser.press(Keys.ARROW_DOWN)
-    assert browser.focused() == "bias, ddp: fault detected"
-    browser.press(Keys.ENTER)
+    browser.press(Keys.ARROW_DOWN, Keys.ENTER)
     assert browser.text("#cell-title") == "parallel=ddp,fault=bias,model=even,world_size=4"
     browser.press(Keys.ESCAPE)
     assert browser.focused() == "bias, ddp: fault detected"
@@ -190,10 +185,6 @@ def test_texts_of_rows_stay_text(show: Callable[..., Browser], tmp_path: Path) -
     assert browser.console() == []
     assert (tmp_path / "report.html").read_bytes().isascii()
     assert "<img" not in (tmp_path / "report.html").read_text()
-
-
-def test_injected_markup_does_not_run(show: Callable[..., Browser]) -> None:
-    browser = show([cell("ddp")])
     inject = """
     document.body.insertAdjacentHTML("beforeend", `<img src="https://127.0.0.1/x" onerror="window.ran = 1">`);
     document.body.append(Object.assign(document.createElement("script"), { textContent: "window.ran = 1" }));
@@ -202,27 +193,6 @@ def test_injected_markup_does_not_run(show: Callable[..., Browser]) -> None:
     browser.driver.execute_async_script("const [done] = arguments; setTimeout(done, 0)")
     assert browser.js("return window.ran") is None
     assert "Content Security Policy" in " ".join(browser.console())
-
-
-@pytest.mark.extended
-def test_page_of_1000_rows_is_below_a_megabyte(show: Callable[..., Browser], tmp_path: Path) -> None:
-    rows = []
-    for i in range(1000):
-        chance = random.Random(i)
-        reason = "".join(chance.choices("0123456789abcdef ", k=6000)) if i % 2 else None
-        more = details(i, names=150) | {"log_tail": [f"{chance.random()} in step {i}"] * 30}
-        rows.append(
-            cell("fsdp", seed=i, cell=f"seed={i}", reason=reason, details=more, save_s=chance.random())
-        )
-    browser = show(rows)
-    assert (tmp_path / "sweep" / "results.jsonl").stat().st_size > 10_000_000
-    assert (tmp_path / "report.html").stat().st_size < 1_000_000
-    assert browser.js("return document.querySelectorAll('.square').length") == 1000
-    browser.js("document.querySelector('.square[aria-label^=\"1:\"]').click()")
-    assert "more characters in results.jsonl or details.jsonl" in browser.text("#cell .reason")
-    browser.press(Keys.ESCAPE)
-    browser.one("#search").send_keys("seed=999")
-    assert browser.text("#shown") == "1 of 1000 runs"
 
 
 def test_page_of_rows_without_measurements(show: Callable[..., Browser]) -> None:
@@ -240,10 +210,21 @@ def test_page_of_rows_without_measurements(show: Callable[..., Browser]) -> None
     assert browser.console() == []
 
 
-def test_page_without_rows(show: Callable[..., Browser]) -> None:
-    browser = show([])
-    assert browser.text("#verdict") == "This sweep has no rows yet."
-    assert browser.all("#matrix, #findings, #costs, #nothing") == []
+def test_page_without_rows_and_of_thousands(show: Callable[..., Browser], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "This sweep has no rows yet." in write_page(tmp_path / "empty", []).read_text()
+    rows = [json.loads(json.dumps(one.flat())) for one in many_scenarios()]
+    seeds = [
+        {**one, "seed": seed, "cell": f"{one['cell']},seed={seed}"} for seed in range(16) for one in rows
+    ]
+    seeds[0] |= {"status": "fail", "reason": "long " * 1200}
+    browser = show([*map(Row.of, seeds)], width=1440)
+    assert len(seeds) > 5000
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    assert browser.js("return document.querySelectorAll('*').length") < 20_000
+    assert browser.text("#shown") == f"{len(seeds)} runs"
+    browser.one("#findings .link").click()
+    assert "more characters in results.jsonl or details.jsonl" in browser.text("#cell .reason")
 
 
 def test_environment_shows_what_a_resume_changed(show: Callable[..., Browser]) -> None:
@@ -270,33 +251,3 @@ def test_page_without_scripts_has_a_table(browser: Browser, tmp_path: Path) -> N
     assert "12 cells, 8 not as expected: 1 fault missed, 1 crash, " in told
     assert "it was crash" in told
     assert "Search" not in told
-
-
-def test_mismatches_are_sentences(show: Callable[..., Browser]) -> None:
-    found = {
-        "name": "net1.weight",
-        "problem": "differs",
-        "kind": "param",
-        "where": "in the checkpoint of step 4",
-        "max_abs_diff": 0.5,
-        "index": [0, 1],
-        "expected": 1.0,
-        "actual": 1.5,
-        "expected_bits": "0x3f800000",
-        "actual_bits": "0x3fc00000",
-        "differing": 1,
-        "elements": 8,
-        "rank": 1,
-        "ranks": [0, 1],
-    }
-    other = {"name": "net3.bias", "problem": "of a later version", "ranks": [2, 4, 5, 6]}
-    seen = {"held": False, "control": {"a": True}, "control_missed": [], "worst": [found, other]}
-    rows = [cell("ddp", status="fail", model_equal=False, details={"checks": {"model_equal": seen}})]
-    browser = show(rows)
-    browser.one("#matrix .square").click()
-    text = browser.text("#cell .checks")
-    assert (
-        "net1.weight in the checkpoint of step 4; index [0, 1]: saved 1.0 (0x3f800000), restored 1.5" in text
-    )
-    assert "1 of 8 elements differ, by at most 0.5; rank 0, 1" in text
-    assert "net3.bias; of a later version; rank 2, 4-6" in text

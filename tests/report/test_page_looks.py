@@ -103,11 +103,29 @@ def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None
     assert "\u2013" in browser.all("#costs tbody tr")[0].text, "a value that was not measured is not a number"
 
 
-def test_rates_are_compared_with_plain_files(show: Callable[..., Browser]) -> None:
-    browser = show([cell("ddp"), cell("fsdp", raw_write_s=0.15, raw_read_s=0.01)])
+def test_costs_have_axes_with_numbers_and_limits(show: Callable[..., Browser]) -> None:
+    """Costs that span more than two powers of ten, and rates beside those of plain files."""
+    raw = {"raw_write_s": 0.15, "raw_read_s": 0.01}
+    small = cell("ddp", save_s=0.002, checkpoint_bytes=4_000_000)
+    rows = [small, cell("fsdp", **raw), cell("fsdp", repeat=1, save_s=2.0, **raw)]
+    browser = show(rows)
+    names = [one.text.split(" \u2191")[0] for one in browser.all("#costs [data-sort]")]
+    assert names[:3] == ["save_s", "save_stall_s", "load_s"], "as in results.csv"
+    axis = """return [...document.querySelectorAll("#costs thead th")].map(
+        (head) => [...head.querySelectorAll("text")].map((it) => it.textContent))"""
+    assert browser.js(axis)[2] == ["1 ms", "100 ms", "10 s"]
+    assert browser.one("#log").is_selected()
+    tips = browser.js(
+        "return [...document.querySelectorAll('#costs .dot title')].map((it) => it.textContent)"
+    )
+    assert {"save_s 2.00 ms, pass", "save_s 2.00 s, pass, repeat 1"} <= {*tips}
+    assert [one.text for one in browser.all("#costs tbody th")] == ["parallel=ddp", "parallel=fsdp"], (
+        "constant axes are left out"
+    )
     without, measured = browser.all("#costs tbody tr")
     assert "of raw" not in without.text
-    assert measured.text.split("\n")[4:] == ["18.6 GiB/s", "75 % of raw", "37.3 GiB/s", "10 % of raw"]
+    assert measured.text.split("\n")[-1] == "10 % of raw"
     assert browser.js("return document.querySelectorAll('#costs .limit').length") == 2
-    axis = browser.js("return [...document.querySelectorAll('#costs thead th')].at(-1).textContent")
-    assert axis.endswith("0384 GiB/s"), "the axis reaches the limit"
+    browser.one("#log").click()
+    assert (browser.js(axis)[2][0], browser.js(axis)[-1][-1]) == ("0", "384 GiB/s"), "it reaches the limit"
+    assert "scale=linear" in browser.js("return location.hash")

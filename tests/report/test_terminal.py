@@ -14,7 +14,7 @@ from dcpbench.report.show import content
 from report.sweeps import Terminal, cell, folder_with
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("width", [80, 120])
 def test_narrow_terminals_keep_status_and_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:

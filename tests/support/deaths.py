@@ -35,10 +35,10 @@ _NOBODY = 65534
 _TOLD_S = 30.0
 
 
-def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> None:
-    """`save_load`, in which `rank` dies in `phase`; `once` leaves the retry alone."""
+def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False, unless: str | None = None) -> None:
+    """`save_load`, in which `rank` dies in `phase`, unless a file is there; `once` leaves the retry alone."""
     died = cell.folder.parent / "died"
-    if once and cell.config.repeat:
+    if (once and cell.config.repeat) or (unless and Path(unless).exists()):
         how = "not"
     if how == "not" or cell.world.rank != rank:
         save_load(cell)

@@ -5,7 +5,6 @@ A cell passes, except with a fault, which one check reports on rank 0, and in th
 """
 
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -89,14 +88,3 @@ class PretendedEngine(Engine):
 
     def end(self) -> None:
         pass
-
-
-def tell_probes() -> None:
-    """In the process of a driver: write a line before the machine is probed, which waits for torch."""
-    real = PretendedEngine.probe
-
-    def probe(engine: PretendedEngine) -> Machine:
-        sys.stderr.write("probing\n")
-        return real(engine)
-
-    PretendedEngine.probe = probe

@@ -1,7 +1,6 @@
 """A resumed sweep runs its recorded cells; words that are typed say how."""
 
 import json
-import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -14,7 +13,7 @@ from conftest import Finished, dcpbench, resume, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import is_how_run, schema_class
 from dcpbench.core.cell_key import HOW_RUN
-from dcpbench.plan.plan import PlannedCell, part_of
+from dcpbench.plan.plan import PlannedCell
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, read_lines
 from dcpbench.sweep.folder import Record
@@ -178,18 +177,6 @@ def test_record_whose_cells_are_no_folders_is_refused(tmp_path: Path) -> None:
         Record([], "/", {"a": [], name: []}, []).write(tmp_path)
         with pytest.raises(ConfigError, match=r"sweep\.json was not written by a sweep"):
             Record.read(tmp_path)
-
-
-def test_parts_are_dealt_out_by_identity() -> None:
-    jobs = [asked(f"seed={n}", f"parallel=ddp seed={n}", seed=n) for n in range(8)]
-    mine = {one.run for one in part_of(jobs, 1, 3)}
-    other = [
-        asked(f"{n}", f"timeouts.cell_s={9 - n} seed={n}", seed=n, timeouts={"cell_s": 9 - n})
-        for n in range(8)
-    ]
-    random.Random(0).shuffle(other)
-    assert {one.run for one in part_of(other, 1, 3)} == mine
-    assert len(mine) == 3
 
 
 EXPERIMENT = """# @package _global_
