@@ -2,12 +2,13 @@
 has to be caught by a test or by a sweep of healthy and planted cells.
 
     python bench/mutants.py --sample 40 --seed 1
-    python bench/mutants.py --only compare/leaves.py
+    python bench/mutants.py --only compare/leaves.py --killers
 
 A mutant is a copy of src/ with one edit, run in the environment of this process. It is caught when one of the
 steps ends with another exit status than 0, which is what it has without the edit, or takes ten times as long.
 Mutants that behave as the original does stand in mutants-equivalent.txt with the reason, and are not run; nor
-are those of which the file given with `--output` has a line already. Beside the edits that are made
+are those with a line already in the file of `--output`. With `--killers` a step goes on after a failure,
+and the line names all tests that fail; `scripts/choose_tests.py` reads them. Beside the edits that are made
 everywhere there are those of `mutations.PLANTED`.
 """
 
@@ -18,13 +19,14 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -40,7 +42,9 @@ LEAST_LIMIT_S = 60.0
 
 _CELLS = ("device=cpu", "world_size=2", "retry=0", "timeouts.cell_s=60")
 _SWEEP = (sys.executable, "-m", "dcpbench", "-m", *_CELLS)
-_PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow")
+_PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow and not extended")
+_KILLERS = ("--maxfail=1000",)
+"""What overrides `-x`."""
 STEPS: dict[str, tuple[str, ...]] = {
     "verdicts": (*_PYTEST, "tests/verdict"),
     "unit tests": (*_PYTEST, *(f"tests/{room}" for room in ("formats", "state", "compare"))),
@@ -65,11 +69,15 @@ _IMPORTED = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", 
 _forks = multiprocessing.get_context("forkserver")
 
 
-def caught_by(mutant: Mutant, limits: Mapping[str, float | None]) -> str | None:
-    """The first step that does not end as it does without the edit, None if the mutant survives.
+def caught_by(
+    mutant: Mutant, limits: Mapping[str, float | None], more: Sequence[str] = ()
+) -> tuple[str, list[str]] | None:
+    """The first step that does not end as it does without the edit, and which of its tests fail; None if the
+    mutant survives.
 
     Args:
         limits: the steps, and seconds that each may take.
+        more: words for pytest.
     """
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         shutil.copytree(ROOT / "src", Path(scratch) / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -79,14 +87,14 @@ def caught_by(mutant: Mutant, limits: Mapping[str, float | None]) -> str | None:
         for step, limit_s in limits.items():
             words = [word.format(scratch=scratch) for word in STEPS[step]]
             if words[0] != sys.executable:
-                tests = _forks.Process(target=_unit_tests, args=(scratch, words))
+                tests = _forks.Process(target=_unit_tests, args=(scratch, [*words, *more]))
                 tests.start()
                 tests.join(limit_s)
                 if tests.is_alive():
                     tests.kill()
-                    return f"{step} (did not end)"
+                    return f"{step} (did not end)", []
                 if tests.exitcode:
-                    return step
+                    return step, _failed((Path(scratch) / "unit-tests.txt").read_text(encoding="utf-8"))
                 continue
             environment = {**os.environ, "PYTHONPATH": _first_on_path(scratch)}
             try:
@@ -94,10 +102,14 @@ def caught_by(mutant: Mutant, limits: Mapping[str, float | None]) -> str | None:
                     words, cwd=scratch, env=environment, capture_output=True, timeout=limit_s, check=False
                 )
             except subprocess.TimeoutExpired:
-                return f"{step} (did not end)"
+                return f"{step} (did not end)", []
             if ended.returncode:
-                return step
+                return step, _failed(ended.stdout.decode())
     return None
+
+
+def _failed(log: str) -> list[str]:
+    return re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", log, re.MULTILINE)
 
 
 def _first_on_path(scratch: str) -> str:
@@ -109,12 +121,14 @@ def _unit_tests(scratch: str, words: list[str]) -> None:
     import pytest
 
     os.chdir(scratch)
-    sys.path[:0] = [f"{scratch}/src"]
+    beside = str(Path(__file__).parent)  # where `compare` is another module than tests/compare
+    sys.path[:] = [f"{scratch}/src", *(folder for folder in sys.path if folder != beside)]
     os.environ["PYTHONPATH"] = _first_on_path(scratch)  # of the processes that tests start
     with Path("unit-tests.txt").open("w", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         status = pytest.main(words)
+        sys.stdout.flush()
         os._exit(int(status))
 
 
@@ -125,6 +139,7 @@ def main() -> int:
     asked.add_argument("--planted", action="store_true", help="only those that are written down")
     asked.add_argument("--kind", action="append", default=[], choices=list(EDITS))
     asked.add_argument("--steps", action="append", default=[], choices=list(STEPS))
+    asked.add_argument("--killers", action="store_true", help="name each test that fails")
     asked.add_argument("--sample", type=int, help="so many, drawn with --seed")
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--at-once", type=int, default=1)
@@ -164,13 +179,14 @@ def main() -> int:
         limits[step] = max(LEAST_LIMIT_S, 10 * (time.monotonic() - began))
     ends: Counter[str] = Counter()
     with ThreadPoolExecutor(given.at_once) as pool:
-        running = {pool.submit(caught_by, one, limits): one for one in found}
+        more = _KILLERS if given.killers else ()
+        running = {pool.submit(caught_by, one, limits, more): one for one in found}
         for ended in as_completed(running):
-            one, caught = running[ended], ended.result()
+            one, (caught, tests) = running[ended], ended.result() or (None, [])
             ends[caught or "survived"] += 1
             print(f"{caught or 'SURVIVED':24} {one.path}:{one.line}: {one.kind}: {one.before}", flush=True)
             if given.output:
-                record = {"mutant": one.name, "line": one.line, "caught": caught}
+                record = {"mutant": one.name, "line": one.line, "caught": caught, "tests": tests}
                 with given.output.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(record) + "\n")
     left_out = len(made.keys() & equivalent)

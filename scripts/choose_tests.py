@@ -1,20 +1,127 @@
-"""Record what each test costs and enters, and choose from it those of `make test`.
+"""Record what each test costs and enters, choose those of `make test`, run those that a change touches.
 
-python scripts/choose_tests.py record build/tests [--minutes 9] [words of pytest]
+    python scripts/choose_tests.py record build/tests -n 3     # what follows the folder is pytest's
+    python scripts/choose_tests.py choose build/tests
+    python scripts/choose_tests.py touched --minutes 40
+
+`record` runs each test alone: hours on two cores. `choose` writes tests/tiers.txt, with a line for each test
+that is not cheap: why `make test` has it, or `extended`, its CPU seconds and its name. It writes
+tests/entered.txt: of each function of src/ a digest of its source, and the extended tests that enter it.
+`touched` runs, the cheapest first, those that enter a function which has another digest now.
 """
 
 import argparse
+import ast
+import hashlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
+TIERS, ENTERED = TESTS / "tiers.txt", TESTS / "entered.txt"
 sys.path.insert(0, str(TESTS))
 
 from support import entered  # noqa: E402 - it is in tests/
+
+CHEAP_S = 0.5
+"""CPU seconds up to which a test is in `make test` anyway."""
+BUDGET_S = 250.0
+"""CPU seconds of the others there, if those that are needed cost less."""
+EXTENDED = 4
+"""How many times its cost a test must be worth that is extended so far."""
+NO_TESTS = 5
+"""Exit status of pytest."""
+BATCH_S = 240.0
+"""CPU seconds of the touched tests that run together, and share sweeps."""
+REPORTS: tuple[str, ...] = ()
+"""Tests that a public report or a wrong verdict brought."""
+
+Digests = dict[str, dict[str, str]]
+"""Of each file below src/, the digest of each function, and under `""` that of what stands beside them."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a test did when it ran alone."""
+
+    test: str
+    cpu_s: float
+    is_extended: bool
+    blocks: frozenset[int]
+    values: frozenset[str]
+
+    @property
+    def function(self) -> str:
+        return _function(self.test)
+
+
+def _function(test: str) -> str:
+    """A test without its parameters."""
+    return test.partition("[")[0]
+
+
+@dataclass
+class Entered:
+    """Which extended tests, without their parameters, enter each function of src/, and its digest then."""
+
+    digests: Digests
+    tests: dict[tuple[str, str], set[str]]
+    """By file and function."""
+
+    def write(self, file: Path) -> None:
+        """Write the tests, their sets in hexadecimal, and of each file's functions digest, set and name."""
+        tests = sorted(set().union(*self.tests.values()))
+        number = {test: 1 << at for at, test in enumerate(tests)}
+        bits = {place: sum(number[test] for test in found) for place, found in self.tests.items()}
+        sets = sorted({0, *bits.values()})
+        parts = [tests, [f"{one:x}" for one in sets]]
+        for path, functions in self.digests.items():
+            parts.append([path])
+            for name, digest in functions.items():
+                parts[-1].append(f"{digest} {sets.index(bits.get((path, name), 0))} {name}")
+        file.write_text("\n\n".join("\n".join(part) for part in parts) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> "Entered":
+        """Read what `write` has written.
+
+        Raises:
+            OSError, ValueError, IndexError: there is nothing of that.
+        """
+        text = file.read_text(encoding="utf-8").removesuffix("\n")
+        tests, sets, *files = (part.split("\n") for part in text.split("\n\n"))
+        found = cls({}, {})
+        for path, *rows in files:
+            found.digests[path] = {}
+            for digest, number, name in (row.split(" ") for row in rows):
+                bits = int(sets[int(number)], 16)
+                found.digests[path][name] = digest
+                found.tests[path, name] = {test for at, test in enumerate(tests) if bits >> at & 1}
+        return found
+
+    def touched(self, now: Digests) -> dict[tuple[str, str], set[str]]:
+        """Functions with another digest than the recorded one, each with the tests that enter it. If no test
+        does, they are those that enter its file."""
+        of_file = defaultdict[str, set[str]](set)
+        for (path, _), tests in self.tests.items():
+            of_file[path] |= tests
+        return {
+            (path, name): self.tests.get((path, name)) or of_file[path]
+            for path, functions in now.items()
+            for name, digest in functions.items()
+            if self.digests.get(path, {}).get(name) != digest
+        }
 
 
 def record(folder: Path, minutes: float, words: list[str]) -> None:
@@ -22,6 +129,7 @@ def record(folder: Path, minutes: float, words: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **entered.prepare(folder.resolve())}
     environment["PYTHONPATH"] += f"{os.pathsep}{TESTS}"
+    (folder / "digests.json").write_text(json.dumps(digests_of_source()))
     asked = [sys.executable, "-m", "pytest", "-p", "support.recorded", "-q", "--maxschedchunk=1", *words]
     running = subprocess.Popen(asked, cwd=ROOT, env=environment, start_new_session=True)
     try:
@@ -33,14 +141,201 @@ def record(folder: Path, minutes: float, words: list[str]) -> None:
             os.killpg(running.pid, signal.SIGKILL)
 
 
+def choose(folder: Path) -> None:
+    """Write the tiers of the recorded tests, and which functions the extended ones enter."""
+    tests = recorded(folder)
+    kept = chosen(tests, killers(folder / "killers.jsonl"))
+    costs = defaultdict[str, list[float]](list)
+    lines = []
+    for test in sorted(tests, key=lambda test: test.test):
+        reason = kept.get(test.test, "extended")
+        costs[reason].append(test.cpu_s)
+        if reason != "cheap":
+            lines.append(f"{reason} {test.cpu_s:.1f} {test.test}\n")
+    TIERS.write_text("".join(lines), encoding="utf-8")
+    found = Entered(json.loads((folder / "digests.json").read_text()), defaultdict(set))
+    blocks = [entered.Block(*block) for block in json.loads((folder / "blocks.json").read_text())]
+    places = [(path, outermost(function, found.digests[path])) for path, function, _ in blocks]
+    for test in tests:
+        for place in {places[block] for block in test.blocks} if test.test not in kept else ():
+            found.tests[place].add(test.function)
+    found.write(ENTERED)
+    for reason, seconds in sorted(costs.items()):
+        print(f"{reason:9} {len(seconds):5} tests {sum(seconds):7.0f} CPU s alone")
+
+
+def recorded(folder: Path) -> list[Recorded]:
+    """What the tests did when they ran last."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            said = json.loads(line)
+            if "blocks" in said:
+                cost = said["cpu_s"], "extended" in said["marks"]
+                seen = frozenset(said["blocks"]), frozenset(said["values"])
+                found[said["test"]] = Recorded(said["test"], *cost, *seen)
+    return [*found.values()]
+
+
+def killers(file: Path) -> list[frozenset[str]]:
+    """The tests that fail with each mutant: what `bench/mutants.py --output` has written."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [frozenset(tests) for line in lines if (tests := json.loads(line).get("tests"))]
+
+
+def chosen(tests: list[Recorded], killing: list[frozenset[str]]) -> dict[str, str]:
+    """The tests that `make test` has, each with the reason in a word."""
+    kept = {test.test: "cheap" for test in tests if test.cpu_s <= CHEAP_S and not test.is_extended}
+    for test in tests:
+        if any(re.search(report, test.test) for report in REPORTS):
+            kept.setdefault(test.test, "report")
+    cheapest_first = sorted(tests, key=lambda test: (test.is_extended, test.cpu_s))
+    for names in killing:
+        killing_ones = [test.test for test in cheapest_first if test.test in names]
+        if killing_ones and not names & kept.keys():
+            kept[killing_ones[0]] = "mutant"
+    cover(tests, kept, "value", lambda test: test.values)
+    cover(tests, kept, "code", lambda test: test.blocks)
+    spent = sum(test.cpu_s for test in tests if kept.get(test.test, "cheap") != "cheap")
+    functions = {test.function for test in tests if test.test in kept}
+    for test in cheapest_first:
+        if test.function not in functions and not test.is_extended and spent + test.cpu_s <= BUDGET_S:
+            kept[test.test] = "only"
+            functions.add(test.function)
+            spent += test.cpu_s
+    return kept
+
+
+def cover(
+    tests: list[Recorded], kept: dict[str, str], reason: str, items: Callable[[Recorded], frozenset[Any]]
+) -> None:
+    """Keep, for this reason, cheap tests that have together all items which no test has that is kept."""
+    left = {item for test in tests for item in items(test)}
+    left -= {item for test in tests if test.test in kept for item in items(test)}
+    while left:
+        shares = [
+            (len(left & items(test)) / (1 + test.cpu_s) / (EXTENDED if test.is_extended else 1), number)
+            for number, test in enumerate(tests)
+        ]
+        best = tests[max(shares)[1]]
+        kept[best.test] = reason
+        left -= items(best)
+
+
+def digests_of_source() -> Digests:
+    """Those of the functions of src/ as it is now."""
+    paths = sorted(entered.SRC.rglob("*.py"))
+    return {
+        path.relative_to(entered.SRC).as_posix(): digests(path.read_text(encoding="utf-8")) for path in paths
+    }
+
+
+def digests(source: str) -> dict[str, str]:
+    """The digest of each function and method without comments; a nested one is part of its outer."""
+    lines = source.splitlines()
+    taken = defaultdict[str, list[str]](list)
+
+    def take(node: ast.AST, inside: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                take(child, f"{inside}{child.name}.")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = min([child.lineno, *(item.lineno for item in child.decorator_list)]) - 1
+                last = child.end_lineno or first
+                taken[f"{inside}{child.name}"] += lines[first:last]
+                lines[first:last] = [""] * (last - first)
+            elif isinstance(child, ast.stmt):
+                take(child, inside)
+
+    def digest(lines: list[str]) -> str:
+        said = "\n".join(line.strip() for line in lines if not line.lstrip().startswith("#"))
+        return hashlib.sha256(said.encode()).hexdigest()[:8]
+
+    take(ast.parse(source), "")
+    return {name: digest(own) for name, own in {"": lines, **taken}.items()}
+
+
+def outermost(function: str, known: Iterable[str]) -> str:
+    """The function of a file that has this one inside."""
+    parts = function.split(".")
+    names = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return next((name for name in names if name in known), "")
+
+
+def touched(minutes: float, keeps: bool) -> int:
+    """Run the extended tests that enter a changed function; 1 if a test fails, 0 if none can be chosen."""
+    began = time.monotonic()
+    try:
+        before = Entered.read(ENTERED)
+        lines = [line.split(" ", 2) for line in TIERS.read_text(encoding="utf-8").splitlines()]
+        costs = {test: float(cpu_s) for tier, cpu_s, test in lines if tier == "extended"}
+    except (OSError, ValueError, IndexError) as error:
+        print(f"no extended tests: {TIERS.name} or {ENTERED.name} cannot be read: {error}")
+        return 0
+    changed = before.touched(digests_of_source())
+    functions = set().union(*changed.values())
+    left = sorted((test for test in costs if _function(test) in functions), key=costs.__getitem__)
+    left = _existing(left) if left else []
+    print(f"{len(changed)} functions have changed, which {len(left)} extended tests enter", flush=True)
+    number = len(left)
+    failed = False
+    while left and time.monotonic() - began < 60 * minutes:
+        batch, spent = left[:1], costs[left[0]]
+        while len(batch) < len(left) and spent + costs[left[len(batch)]] <= BATCH_S:
+            spent += costs[left[len(batch)]]
+            batch.append(left[len(batch)])
+        failed |= _pytest("-n", "3", "--dist", "loadfile", tests=batch).returncode not in (0, NO_TESTS)
+        left = left[len(batch) :]
+    took = (time.monotonic() - began) / 60
+    print(f"{number - len(left)} extended tests ran in {took:.0f} min; {len(left)} are left out")
+    if keeps and not failed:
+        for (path, name), tests in changed.items():
+            if not tests & {_function(test) for test in left}:
+                before.digests.setdefault(path, {})[name] = digests_of_source()[path][name]
+        before.write(ENTERED)
+    return int(failed)
+
+
+def _existing(tests: list[str]) -> list[str]:
+    """Those of the tests that there still are."""
+    files = {test.partition("::")[0] for test in tests}
+    there = [file for file in sorted(files) if (ROOT / file).exists()]
+    listed = _pytest("--collect-only", "-q", tests=there, capture_output=True, text=True).stdout
+    found = {*listed.splitlines()}
+    return [test for test in tests if test in found]
+
+
+def _pytest(*words: str, tests: list[str], **how: Any) -> "subprocess.CompletedProcess[str]":
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as names:
+        names.write("\n".join(tests))
+        names.flush()
+        asked = [sys.executable, "-m", "pytest", *words, f"@{names.name}"]
+        return subprocess.run(asked, cwd=ROOT, check=False, **how)
+
+
 def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = asked.add_subparsers(dest="command", required=True)
-    recording = commands.add_parser("record", help="run tests and record them")
-    recording.add_argument("folder", type=Path)
-    recording.add_argument("--minutes", type=float, default=0, help="stop after this time; default: never")
+    for name, summary in (
+        ("record", "run tests, each alone, and write what they cost and enter"),
+        ("choose", "write tests/tiers.txt and tests/entered.txt from a record"),
+    ):
+        commands.add_parser(name, help=summary).add_argument("folder", type=Path)
+    commands.choices["record"].add_argument(
+        "--minutes", type=float, default=0, help="end after these; default: never"
+    )
+    running = commands.add_parser("touched", help="run the extended tests that a change touches")
+    running.add_argument("--minutes", type=float, default=40, help="begin no tests after these")
+    running.add_argument(
+        "--keep", action="store_true", help="write the digests of functions whose tests passed"
+    )
     given, words = asked.parse_known_args()
-    record(given.folder, given.minutes, words)
+    if given.command == "record":
+        record(given.folder, given.minutes, words)
+    elif given.command == "choose":
+        choose(given.folder)
+    else:
+        return touched(given.minutes, given.keep)
     return 0
 
 

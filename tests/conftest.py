@@ -43,6 +43,12 @@ SECONDS = "dcpbench/seconds"
 CPU_LIMIT_S = {"check": 20.0, "test": 80.0}
 """CPU seconds that a test of a tier may use, with the fixtures made for it and the ranks of its cells."""
 BEGAN = pytest.StashKey[float]()
+EXTENDED = frozenset(
+    line.split(" ", 2)[2]
+    for line in (TESTS / "tiers.txt").read_text("utf-8").splitlines()
+    if line.startswith("extended ")
+)
+"""Names of tests, with their parameters."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 
@@ -61,6 +67,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that scripts/choose_tests.py has left out of `make test` are `extended`; a new test is not."""
+    if item.nodeid in EXTENDED:
+        item.add_marker(pytest.mark.extended)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
