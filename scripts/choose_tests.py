@@ -48,7 +48,7 @@ REPORTS: tuple[str, ...] = ()
 """Tests that a public report or a wrong verdict brought."""
 
 Digests = dict[str, dict[str, str]]
-"""Of each file below src/, the digest of each function, and under `""` that of what stands beside them."""
+"""Of each file below src/, the digest of each function, and under `""` that of all other lines."""
 
 
 @dataclass(frozen=True)
