@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,13 +204,17 @@ def dcpbench(
     cwd: Path | None = None,
     own_process: bool = False,
     prepare: Callable[[], object] | None = None,
+    reports: bool = False,
     timeout_s: float = 1200,
 ) -> Finished:
-    """Run `python -m dcpbench` with these words, which leaves a sweep in `folder`."""
+    """Run `python -m dcpbench` with these words, which leaves a sweep in `folder`; with a page and junit.xml
+    if `reports` are asked for, or in a process of its own."""
     cwd = cwd or folder.parent
     if own_process:
         ended = python("-m", "dcpbench", *words, timeout=timeout_s, env=environment(), cwd=cwd)
         return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+    if not reports and words[0] != "script":
+        prepare = partial(drivers.without_reports, prepare)
     driver = start(*words, cwd=cwd, prepare=prepare)
     out, err = driver.communicate(timeout_s)
     assert driver.returncode is not None

@@ -46,7 +46,7 @@ def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ]
     cells.append({"parallel": ",".join(PARALLELISMS), "save": "async_cached"})
     folder = tmp_path_factory.mktemp("matrix") / "sweep"
-    return run(folder, *blocks(cells), "model=uneven", "device=cpu", *ONE_STEP)
+    return run(folder, *blocks(cells), "model=uneven", "device=cpu", *ONE_STEP, reports=True)
 
 
 @pytest.mark.parametrize(("parallel", "save"), tiered([cell for cell in CELLS if cell[0] != KNOWN], *KEPT))

@@ -40,7 +40,8 @@ FULL = "standard output cannot be written to: No space left on device"
 )
 def test_where_output_goes_makes_no_verdict(prepare: Callable[[], Any], told: str, tmp_path: Path) -> None:
     folder = tmp_path / BRACKETS
-    ended = dcpbench(*ONE, f"hydra.sweep.dir='{folder}'", folder=folder, cwd=tmp_path, prepare=prepare)
+    how: dict[str, Any] = {"folder": folder, "cwd": tmp_path, "prepare": prepare, "reports": True}
+    ended = dcpbench(*ONE, f"hydra.sweep.dir='{folder}'", **how)
     assert ended.status == 0, ended.err
     assert [row["status"] for row in ended.rows] == ["pass"]
     assert {"results.csv", "report.html", "junit.xml"} <= {path.name for path in folder.iterdir()}

@@ -258,7 +258,7 @@ def test_unused_parameters_name_their_parallelism(tmp_path: Path, capsys: pytest
     """The message of torch that recognises them, in a real cell."""
     (tmp_path / "unused.py").write_text(UNUSED)
     asked = ("workload.target=unused.build", "parallel=ddp,ddp_unused", "saves=1", *ONE_STEP)
-    ended = run(tmp_path / "sweep", *asked, "device=cpu", "world_size=2", "retry=0")
+    ended = run(tmp_path / "sweep", *asked, "device=cpu", "world_size=2", "retry=0", reports=True)
     row = ended.row(parallel="ddp")
     assert row["status"] == "error", row["reason"]
     assert "Expected to have finished reduction" in row["reason"]

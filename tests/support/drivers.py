@@ -100,6 +100,13 @@ def plant(module: str, name: str, value: object) -> None:
     setattr(importlib.import_module(module), name, value)
 
 
+def without_reports(prepare: Callable[[], object] | None) -> None:
+    """Prepare a driver that writes no page and no junit.xml, which cost as much as a pretended cell."""
+    plant("dcpbench.report.show", "write_reports", lambda *_: None)
+    if prepare:
+        prepare()
+
+
 class Driver:
     """`python -m dcpbench` with these words, in a session of its own; used as `subprocess.Popen` is.
 

@@ -42,7 +42,7 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     shutil.copytree(folder, folder.with_name("before"))
     model.write_text("from support.own_workload import build  # edited\n")
-    again = resume(folder, PRETENDED, cwd=tmp_path)
+    again = resume(folder, PRETENDED, cwd=tmp_path, reports=True)
     changes = f"(commit {commit[:12]}, now with uncommitted changes)"
     assert f"resume: 1 cell again: the source of my_gpt.py has changed {changes}" in again.err.splitlines()
     assert "resume: 1 of 2 cells are done" in again.err

@@ -80,11 +80,11 @@ def test_command_is_printed_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_second_sweep_suggests_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [PRETENDED, "parallel=none", "device=cpu", "world_size=1"]
-    first = run(tmp_path / "first", *asked)
+    first = run(tmp_path / "first", *asked, reports=True)
     assert first.status == 0, first.err
     assert first.err.splitlines()[0] == "1 cell; rows go to first"
     assert first.err.splitlines()[-1] == "page: first/report.html"
-    second = run(tmp_path / "second", *asked)
+    second = run(tmp_path / "second", *asked, reports=True)
     page, after = second.err.splitlines()[-2:]
     assert page == "page: second/report.html"
     words = shlex.split(after.removeprefix("next: "))
