@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ import yaml
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.plugins import load_plugins
 from dcpbench.records.store import read_rows
+from dcpbench.sweep.signals import ENDING_SIGNALS
 from support import drivers
 from support.commands import python
 from support.drivers import Driver, environment
@@ -305,6 +307,30 @@ def _quoted(value: Any) -> str:
 def sweep(tmp_path: Path) -> Callable[..., Finished]:
     """Run a sweep into a fresh folder."""
     return lambda *overrides, **options: run(tmp_path / "sweep", *overrides, **options)
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
+    """Return the line with which a command refuses its words, in this process; it leaves no sweep."""
+    from dcpbench.cli import commands, run
+
+    for name in ("own_agent", "end_own_agent"):
+        monkeypatch.setattr(run, name, lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["dcpbench"])
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+
+    def line(*words: str, folder: Path = tmp_path / "sweep") -> str:
+        assert commands.main([*words] if words[0] == "resume" else words_of(folder, *words)) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1), err
+        assert not folder.exists()
+        return err
+
+    yield line
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def seen_through(folder: Path, checkpointer: str) -> None:

@@ -18,8 +18,6 @@ from conftest import (
     alive_in,
     environment,
     hanging,
-    plan_sweep,
-    run,
     start,
     tiered,
     wait_for,
@@ -31,76 +29,40 @@ from support import drivers, gloo_ranks
 from support.commands import python
 from support.pretended_engine import PRETENDED
 
-WRONG = {
-    "brackets": (["save=[sync,async]"], ["save=[sync,async]: use save=sync,async"]),
-    "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
-    "added key": (["+train_step=1"], ["+train_step: unknown key; did you mean train_steps?"]),
-    "world size": (["world_size=four"], ["world_size=four", "auto"]),
-    "mesh too large": (["parallel=fsdp_tp", "parallel.tp=3", "device=cpu"], ["tp=3", "world size 4"]),
-    "no GPU": (["device=cuda", "world_size=64"], ["device=cuda"]),
-    "missing list": (
-        ["known_failures=/nowhere.yaml"],
-        ["known_failures=/nowhere.yaml: there is no such file"],
-    ),
+REFUSED = {
+    "parallel=ddp,hsdp3": ("parallel=hsdp3", "did you mean hsdp"),
+    "parallel=fsdp_tp parallel.tp=3 device=cpu": ("tp=3", "world size 4"),
+    "known_failures=/nowhere.yaml": ("known_failures=/nowhere.yaml: there is no such file",),
+    "executor.hosts=1,2": ("executor.hosts=1: applies to the complete sweep; pass one value",),
 }
-OF_EACH_KIND = (*("brackets", "mistyped one of many", "mesh too large", "missing list"),)
-"""More words are refused in cli/test_words.py and config/."""
+"""More words are refused in cli/test_words.py, cli/test_hydra_errors.py and config/."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", tiered(WRONG, *OF_EACH_KIND))
-def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Finished]) -> None:
-    overrides, words = WRONG[case]
-    ended = sweep(*overrides, PRETENDED)
-    assert ended.status == 2, ended.err
-    lines = ended.err.strip().splitlines()
-    assert len(lines) == 1, ended.err
-    assert lines[0].startswith(("dcpbench: ", "dcpbench run: "))
-    assert all(word in lines[0] for word in words), lines[0]
-    assert "object_type" not in lines[0]
-    assert "full_key" not in lines[0]
-    assert ended.out == ""
-    assert not ended.folder.exists()
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_wrong_configuration_gets_one_line(words: str, refused: Callable[..., str]) -> None:
+    line = refused(*words.split(), PRETENDED)
+    assert line.startswith(("dcpbench: ", "dcpbench run: "))
+    assert all(part in line for part in REFUSED[words]), line
+    assert "object_type" not in line
+    assert "full_key" not in line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", ["hydra.sweep.dir", "storage.root"])
-@pytest.mark.parametrize("command", tiered([run, plan_sweep], run))
 def test_place_that_cannot_be_written_to_is_refused(
-    key: str, command: Callable[..., Finished], tmp_path: Path
+    key: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    blocked, sweep = tmp_path / "a-file", tmp_path / "sweep"
-    blocked.write_text("mine")
-    folder, storage = (blocked / "sweep", None) if key == "hydra.sweep.dir" else (sweep, blocked)
-    words = ("parallel=ddp", "device=cpu", f"storage.root={storage or 'null'}", PRETENDED)
-    ended = command(folder, *words, cwd=tmp_path)
-    assert ended.status == 2
-    assert len(ended.err.strip().splitlines()) == 1
-    assert key in ended.err
+    (blocked := tmp_path / "a-file").write_text("mine")
+    of_sweep = key == "hydra.sweep.dir"
+    words = ("parallel=ddp", "device=cpu", f"storage.root={'null' if of_sweep else blocked}", PRETENDED)
+    assert key in refused(*words, folder=(blocked if of_sweep else tmp_path) / "sweep")
     assert blocked.read_text() == "mine"
-    assert not sweep.exists()
 
 
-@pytest.mark.slow
-def test_equal_values_of_a_list_are_one_cell(tmp_path: Path) -> None:
-    words = ("compile=False,false,true", "parallel=none,none", "device=cpu", PRETENDED)
-    ended = plan_sweep(tmp_path / "sweep", *words)
-    assert "2 cells: " in ended.out, ended.err
-
-
-@pytest.mark.slow
-def test_start_by_torchrun_is_refused(
-    sweep: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_by_torchrun_is_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):  # as torchrun sets them
         monkeypatch.setenv(name, "1")
-    ended = sweep("parallel=ddp", "device=cpu")
-    (line,) = ended.err.splitlines()
-    assert line.startswith(
-        "dcpbench: RANK and WORLD_SIZE are set, as by torchrun: unset them and start dcpbench once"
-    )
-    assert ended.status == 2
-    assert not ended.folder.exists()
+    started = "dcpbench: RANK and WORLD_SIZE are set, as by torchrun: unset them and start dcpbench once"
+    assert refused("parallel=ddp", "device=cpu").startswith(started)
 
 
 NEEDS_NO_TORCH = {

@@ -15,10 +15,12 @@ from unittest import mock
 import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, resume, run, start, words_of
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.plan.plan import expected_digest, identity_of
 from dcpbench.records.store import append_row, keep_lines, read_lines
+from dcpbench.sweep.folder import Record, refuse_used
 from dcpbench.verdict.known_failures import KnownFailure
 from support.pretended_engine import PRETENDED
 from support.rows import measured, row
@@ -177,31 +179,22 @@ def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
     assert described["earlier"] == [{"torch": "1.0"}]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        pytest.param(["resume", "{place}/nowhere"], "there is no such folder", marks=pytest.mark.extended),
-        (["resume", "{place}"], "contains no sweep to resume"),
-        (["resume", "{folder}", "hydra.sweep.dir={place}/other"], "leave out hydra.sweep.dir="),
-        (["parallel=ddp", "resume={folder}"], "not a key; write dcpbench resume {folder}"),
-        (["parallel=ddp", "hydra.sweep.dir={folder}"], "or run dcpbench resume"),
-    ],
-)
 def test_wrong_use_is_one_line_and_changes_nothing(
-    pretended: Finished, words: list[str], told: str, tmp_path: Path
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def everything() -> dict[str, float]:
-        return {str(item): item.stat().st_mtime for item in pretended.folder.rglob("*")}
-
-    before = everything()
-    given = [word.format(folder=pretended.folder, place=tmp_path) for word in words]
-    ended = dcpbench(*given, PRETENDED, folder=pretended.folder, cwd=tmp_path)
-    assert ended.status == 2, ended.err
-    (line,) = ended.err.splitlines()
-    assert told.format(folder=pretended.folder) in line
-    assert everything() == before
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "there").mkdir()
+    (tmp_path / "empty").mkdir()
+    Record(["parallel=ddp"], str(tmp_path), {"a": ["parallel=ddp"]}, []).write(folder)
+    append_row(folder, row(cell="a"))
+    before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
+    assert "there is no such folder" in refused("resume", "nowhere")
+    assert "contains no sweep to resume" in refused("resume", "empty")
+    assert "leave out hydra.sweep.dir=" in refused("resume", "there", "hydra.sweep.dir=other")
+    assert "not a key; write dcpbench resume there" in refused("parallel=ddp", "resume=there")
+    with pytest.raises(ConfigError, match="or run dcpbench resume"):
+        refuse_used(folder)
+    assert {item: item.stat().st_mtime for item in tmp_path.rglob("*")} == before
 
 
 @pytest.mark.parametrize("replaced", [0, 1])
