@@ -73,32 +73,12 @@ def test_a_script_shows_whether_its_finding_is_there(
     assert f"{word:13} {line}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("page", "version", "is_listed", "needs_gpu"),
-    [
-        ("2.11, 2.13, 2.15", "2.13.0+cpu", True, False),
-        ("2.11 (CUDA), 2.13; not 2.15", "2.12.1", True, True),
-        ("2.11 (CUDA), 2.13; not 2.15", "2.15.0", False, False),
-        ("2.13, 2.15", "2.17.0.dev20261128+cu130", True, False),
-        ("2.11 (CUDA)", "2.13.0", False, True),
-    ],
-)
-def test_a_page_lists_versions(page: str, version: str, is_listed: bool, needs_gpu: bool) -> None:
-    assert RUNNER.listed(page, version) == (is_listed, needs_gpu)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder]
     subprocess.run(command, cwd=ROOT, check=True)
     return folder
-
-
-@pytest.mark.slow
-def test_a_page_shows_its_front_matter(site: Path) -> None:
-    page = (site / "findings/hsdp-one-shard.html").read_text()
-    assert "<em>severity: silent · parallelism: HSDP, FSDP1+TP · torch: 2.13, 2.15 · seen: " in page
 
 
 @pytest.mark.slow

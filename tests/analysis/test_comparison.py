@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from rich.text import Text
 
+from dcpbench.analysis.comparison import code_changes
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.core.cell_key import digest_of
 from dcpbench.records.store import append_row, write_json
 from report.sweeps import Terminal
@@ -355,3 +357,36 @@ def test_how_run_keys_do_not_change_the_cell(
     old = sweep("old", row(overrides="parallel=ddp sharing=none saves=2 timeouts.cell_s=9"))
     new = sweep("new", row(overrides="experiment=nightly saves=2 parallel=ddp"))
     assert [line["verdict"] for line in statuses(capsys, old, new)] == ["same"]
+
+
+A, B = "a" * 40, "b" * 40
+
+
+def gpt(commit: str, **files: str) -> dict[str, Any]:
+    return {
+        "commit": commit,
+        "digest": "".join(files.values()),
+        "files": {f"{n}.py": d for n, d in files.items()},
+    }
+
+
+def test_changed_code_is_named(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """The user's with its files and commits, and dcpbench's."""
+    known = {"torch": "2.13", "target_commit": A}
+    ours = {"dcpbench": {"commit": A, "digest": "0", "files": {}}}
+    old = sweep("old", row(), **known, code={**ours, "my_gpt": gpt(A, my_gpt="1")})
+    new = sweep("new", row(), **known, code={**ours, "my_gpt": gpt(f"{A}-dirty", my_gpt="2")})
+    other = {"my_gpt": gpt(B, my_gpt="3", more="4"), "dcpbench": {"commit": B, "digest": "1"}}
+    newer = sweep("newer", row(), torch="2.13", target_commit=B, dcpbench_commit=B, code=other)
+    assert compared(old, new, newer, "--format", "markdown") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"new: your code changed: my_gpt.py (commit {A[:12]}, now with uncommitted changes)." in text
+    assert f"newer: your code changed: more.py (new), my_gpt.py (commit {A[:12]}, now {B[:12]})." in text
+    assert f"newer: the code of dcpbench changed (commit {A[:12]}, now {B[:12]})." in text
+    assert f"dcpbench commit | - | - | {B[:12]}" in text
+    assert compared(old, old) == 0
+    assert "The environments are the same." in capsys.readouterr().out
+    # A folder of sweeps that differ among themselves is compared as a whole.
+    sides = [read_sweeps([old, new]), read_sweeps([new, old]), read_sweeps([newer])]
+    assert code_changes(sides[0], sides[1]) == []
+    assert code_changes(sides[0], sides[2])[0] == "your code changed: more.py (new), my_gpt.py"

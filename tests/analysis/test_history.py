@@ -2,20 +2,50 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.text import Text
 
-from analysis.nights import METRICS, NIGHTS, costs, night, three_cells
 from dcpbench.analysis.cell_history import KINDS, CellHistory, History, folded, history
 from dcpbench.analysis.frame import Sweeps, read_sweeps
-from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.records.row import Row
+from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.document import rendered
-from dcpbench.report.history import blocks, contents, strip_length
-from report.sweeps import Terminal, cell
+from dcpbench.report.history import blocks, contents, default_metrics, strip_length
+from report.sweeps import Terminal, cell, folder_with
 from support.commands import main
+
+NIGHTS = 24
+METRICS = default_metrics()
+
+
+def night(folder: Path, number: int, *rows: Row) -> Path:
+    """A sweep of that night with these rows, as the driver leaves it."""
+    then = {
+        "started_at": f"2026-{10 + number // 30:02}-{1 + number % 30:02}T01:00:00+00:00",
+        "dcpbench_commit": f"{0xABC0000 + number:x}".ljust(40, "0"),
+        "torch_version": "2.13.0" if number < NIGHTS // 2 else "2.14.0",
+    }
+    return folder_with(folder / f"night-{number:02}", *(replace(row, **then) for row in rows))
+
+
+def costs(random: np.random.Generator, factor: float = 1) -> dict[str, float]:
+    return {name: float(0.1 * factor * np.exp(random.normal(0, 0.03))) for name in METRICS}
+
+
+def three_cells(folder: Path) -> Path:
+    """ddp fails in the last two nights; fsdp's load_s is 30 % more from the 12th on; hsdp is as ever."""
+    random = np.random.default_rng(3)
+    for number in range(NIGHTS):
+        failed = {"status": "fail", "reason": "optim_equal: rank 1:\nnet.weight"}
+        ddp = cell("ddp", **costs(random), **(failed if number >= NIGHTS - 2 else {}))
+        slower = costs(random)
+        slower["load_s"] *= 1.3 if number >= NIGHTS // 2 else 1
+        night(folder, number, ddp, cell("fsdp", **slower), cell("hsdp", **costs(random)))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -265,3 +295,26 @@ def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.Capture
     assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
     assert any(line.startswith("1 cell with a configuration that was replaced later") for line in lines)
     assert "parallel=ddp (configuration until night-11)" in shown(capsys, tmp_path, "--all")
+
+
+def test_sweeps_are_ordered_by_their_start(tmp_path: Path) -> None:
+    for folder, started_at in (("a", "2026-11-03"), ("b", "2026-11-01"), ("c", "2026-11-02")):
+        folder_with(tmp_path / folder, cell(started_at=started_at))
+    assert history(read_sweeps([tmp_path], details=False), METRICS).sweeps["name"].tolist() == ["b", "c", "a"]
+
+
+def test_damaged_sweeps_are_reported_and_skipped(tmp_path: Path) -> None:
+    for number in range(3):
+        sweep = night(tmp_path, number, cell("ddp", save_s=0.25), cell("fsdp", save_s=0.25, details={"a": 1}))
+        (sweep / DETAILS_JSONL).write_text("damaged, and not read\n")
+    with (tmp_path / "night-01" / RESULTS_JSONL).open("a") as rows:
+        rows.write("no row\n")
+    (tmp_path / "night-02" / RESULTS_JSONL).unlink()
+    (tmp_path / "night-02" / RESULTS_JSONL).symlink_to(tmp_path / "night-01" / RESULTS_JSONL)
+    rows = read_sweeps([tmp_path], details=False)
+    assert [remark.partition(": ")[0] for remark in rows.left_out] == [
+        f"{tmp_path / 'night-01' / RESULTS_JSONL}:3",
+        f"{tmp_path / 'night-02'}",
+    ]
+    cells = history(rows, METRICS).cells
+    assert [one.costs[0].medians.tolist() for one in cells] == [[0.25, 0.25]] * 2

@@ -191,16 +191,6 @@ def test_retry_that_passes_is_flaky(sweep: Callable[..., Finished]) -> None:
     assert not (_folder(retried, retry) / "checkpoints").exists()
 
 
-@pytest.mark.extended
-def test_retry_that_fails_in_the_same_way_is_not_flaky(sweep: Callable[..., Finished]) -> None:
-    retried = sweep(*experiment("tried_again", ["always"]), *SMALL)
-    (first,), (retry,) = retried.rows, retried.retries.values()
-    assert (first["status"], first["flaky"], retry["status"]) == ("error", False, "error")
-    assert first["reason"] == retry["reason"]
-    assert re.fullmatch(f"rank 0 in train without a save: ValueError: planted{LINE}", first["reason"])
-    assert [(_folder(retried, row) / "checkpoints").exists() for row in (first, retry)] == [True, False]
-
-
 def test_repeated_mismatch_is_not_retried(tmp_path: Path) -> None:
     names = {"a": "w", "b": "w", "c": "v"}
 

@@ -20,6 +20,7 @@ from dcpbench.config.text import duration_text, size_text
 from dcpbench.executors.machine import Machine
 from dcpbench.plan.plan import Plan, PlannedCell
 from dcpbench.plan.resources import Times, too_little_space
+from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.folder import Record, SweepFolder, refuse_unusable
@@ -102,61 +103,37 @@ def test_estimate_is_from_equal_scenarios_and_sizes() -> None:
     assert Times().left(alone, 0) is None
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(4.4, "4 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (12000, "3 h 20 min")]
-)
-def test_durations_are_rounded(seconds: float, words: str) -> None:
-    assert duration_text(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3788, "3.7 KiB"), (2**30, "1.0 GiB")],
-)
-def test_sizes_are_binary(number: int, words: str) -> None:
-    assert size_text(number) == words
-
-
-def test_time_left_is_printed_at_each_tenth() -> None:
+def progress(row: Row, *left_s: float, done: int = 0, title: str = "a") -> list[str]:
+    """The lines of a sweep of cells that end with this row."""
     told = io.StringIO()
-    with ProgressDisplay(Console(file=told, width=200), total=40, done=8) as display:
-        for number in range(32):
-            display.begin(f"cell {number}")
-            display.end(row(cell=f"cell {number}"), lambda: 6.0 * (31 - number))  # noqa: B023
-    lines = told.getvalue().splitlines()
-    assert [line for line in lines if "left" in line] == [
-        f"about {words} left" for words in ("3 min", "2 min", "2 min", "2 min", "72 s")
-    ]
-    assert lines[0] == "[9/40] pass cell 0"
-    assert lines[-1] == "[40/40] pass cell 31"
+    how = {"total": done + (len(left_s) or 1), "done": done, "titles": {"default": title}}
+    with ProgressDisplay(Console(file=told, width=200), **how) as display:
+        for seconds in left_s or (None,):
+            display.begin(row.cell)
+            display.end(row, lambda: seconds)  # noqa: B023
+    return told.getvalue().splitlines()
 
 
-def test_progress_line_has_a_short_reason() -> None:
+def test_progress_lines_are_short(tmp_path: Path) -> None:
+    """A reason is short or cut, and the time that is left is printed at each tenth."""
+    lines = progress(row(cell="cell"), *(6.0 * (31 - number) for number in range(32)), done=8)
+    left = ("3 min", "2 min", "2 min", "2 min", "72 s")
+    assert [line for line in lines if "left" in line] == [f"about {words} left" for words in left]
+    assert (lines[0], lines[-1]) == ("[9/40] pass cell", "[40/40] pass cell")
     worst = {"worst": [{"name": "0.weight", "problem": "differs", "max_abs_diff": 0.5, "rank": 1}]}
-    failed = row(
-        status="fail",
-        reason="model_equal: " + "0.weight, " * 99,
-        model_equal=False,
-        details={"checks": {"model_equal": worst}},
-    )
-    told = io.StringIO()
-    with ProgressDisplay(Console(file=told, width=200), total=1) as display:
-        display.begin("a")
-        display.end(failed, lambda: None)
-    assert told.getvalue() == "[1/1] fail a: model_equal: 0.weight differs by 0.5, rank 1\n"
-
-
-def test_progress_line_is_cut_and_names_a_cell_without_words(tmp_path: Path) -> None:
-    told = io.StringIO()
+    long = {"reason": "model_equal: " + "0.weight, " * 99, "details": {"checks": {"model_equal": worst}}}
+    failed = row(cell="a", status="fail", model_equal=False, **long)
+    assert progress(failed) == ["[1/1] fail a: model_equal: 0.weight differs by 0.5, rank 1"]
     failed = row(status="error", cell="default", reason="x" * 1083, details={}, shared_cell_s=6.84)
-    titles = {"default": "parallel=fsdp, 4 ranks"}
-    with ProgressDisplay(Console(file=told, width=200), 1, titles=titles) as display:
-        display.begin("default")
-        display.end(failed, lambda: None)
-    cut = f"{'x' * 300} ... (1,083 characters)"
-    assert told.getvalue() == f"[1/1] error parallel=fsdp, 4 ranks 6.8 s: {cut}\n"
+    assert progress(failed, title="parallel=fsdp, 4 ranks") == [
+        f"[1/1] error parallel=fsdp, 4 ranks 6.8 s: {'x' * 300} ... (1,083 characters)"
+    ]
     (without_words,) = jobs_in(tmp_path, "a")
     assert Plan([without_words], NO_GPU).titles == {without_words.name: "parallel=ddp"}
+    seconds = {4.4: "4 s", 89: "89 s", 90: "2 min", 5000: "83 min", 12000: "3 h 20 min"}
+    assert {value: duration_text(value) for value in seconds} == seconds
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3788: "3.7 KiB", 2**30: "1.0 GiB"}
+    assert {value: size_text(value) for value in sizes} == sizes
 
 
 def test_words_of_all_cells_are_not_repeated(tmp_path: Path) -> None:
@@ -269,6 +246,12 @@ def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> N
     assert values["blocks"]["second"] == {"cells": 20, "run": 6, "skip": 14, "done": 0, "seconds": None}
     ended = {"would": "skip", "because": "no compiler", "block": "first"}
     assert values["cells"][1].items() >= {"cell": "cell 1", **ended}.items()
+    without = [like(("save_load", "convert")[n % 3 == 0]) for n in range(60)]
+    lines = [line.split()[:2] for line in planned(capsys, without)[1].splitlines()[1:3]]
+    assert lines == [["scenario=convert", "20"], ["scenario=save_load", "40"]], "without blocks"
+    status, told = planned(capsys, [asked(0, "no"), asked(1, "no")])
+    assert (status, told.splitlines()[-1]) == (1, "every cell would be skipped: nothing would be measured")
+    assert planned(capsys, [asked(0, "no"), asked(1)])[0] == 0
 
 
 def test_cells_are_listed_like_the_rows_of_a_run(
@@ -303,18 +286,6 @@ def test_replaced_rows_are_good_for_an_estimate(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr().out
     assert "about 27 s, from the times of cells similar to 2 of the 2 in this sweep" in told
     assert [line.split()[2] for line in told.splitlines()[2:4]] == ["7", "20"]
-
-
-def test_cells_without_blocks_are_grouped_by_scenario(capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = [like(("save_load", "convert")[n % 3 == 0]) for n in range(60)]
-    lines = [line.split()[:2] for line in planned(capsys, jobs)[1].splitlines()[1:3]]
-    assert lines == [["scenario=convert", "20"], ["scenario=save_load", "40"]]
-
-
-def test_plan_of_skips_has_the_status_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    status, told = planned(capsys, [asked(0, "no"), asked(1, "no")])
-    assert (status, told.splitlines()[-1]) == (1, "every cell would be skipped: nothing would be measured")
-    assert planned(capsys, [asked(0, "no"), asked(1)])[0] == 0
 
 
 def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
