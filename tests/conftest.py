@@ -238,19 +238,6 @@ def resume(folder: Path, *words: str, **options: Any) -> Finished:
     return dcpbench("resume", str(folder), *words, folder=folder, **options)
 
 
-def tiered(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Return parameters of a test: `make test` has those of `kept`, one of each kind, `make test-all` all."""
-    every = list(values)
-    assert {*kept} <= {*every}, "a kept value is not among them"
-    return [
-        pytest.param(
-            *(value if isinstance(value, tuple) else (value,)),
-            marks=() if value in kept else pytest.mark.extended,
-        )
-        for value in every
-    ]
-
-
 def selected(request: pytest.FixtureRequest, *names: str) -> list[Any]:
     """Return what the selected tests that use this fixture have as these parameters, each once: a sweep runs
     the cells that they check. A single name gives values, several give tuples."""

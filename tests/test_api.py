@@ -173,7 +173,6 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 @pytest.mark.parametrize("block", ["if True", "with api.engine()"])
 def test_ctrl_c_ends_the_ranks(block: str, tmp_path: Path) -> None:
     code = f"""

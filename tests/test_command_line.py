@@ -19,7 +19,6 @@ from conftest import (
     environment,
     hanging,
     start,
-    tiered,
     wait_for,
     words_of,
 )
@@ -78,7 +77,7 @@ NEEDS_NO_TORCH = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", tiered(NEEDS_NO_TORCH, "run --help", "--cfg job", "compre"))
+@pytest.mark.parametrize("words", NEEDS_NO_TORCH)
 def test_help_and_configuration_need_no_torch(words: str) -> None:
     told, status = NEEDS_NO_TORCH[words]
     ended = python("-X", "importtime", "-m", "dcpbench", *words.split())
@@ -96,7 +95,7 @@ HANGS = ("-m", "scenario=save_load,hangs", "parallel=ddp", "world_size=3", "devi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", tiered(["sharing=disjoint", "sharing=correctness"], "sharing=disjoint"))
+@pytest.mark.parametrize("how", ["sharing=disjoint", "sharing=correctness"])
 def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "sweep"
     driver = start(*words_of(folder, *HANGS, how), cwd=tmp_path)
@@ -126,7 +125,6 @@ def test_ignored_interrupts_stay_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_sweeps_that_start_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     words = (sys.executable, "-m", "dcpbench", "run", "parallel=ddp", "device=cpu", PRETENDED)
     started = [psutil.Popen(words, cwd=tmp_path, env=environment()) for _ in range(4)]
@@ -194,7 +192,7 @@ sys.exit(main(check(["parallel=none", "hydra.sweep.dir=s"])))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cleanup",
-    tiered(["return None", "raise TypeError", "return get_mode(*arguments, **options)"], "return None"),
+    ["return None", "raise TypeError", "return get_mode(*arguments, **options)"],
 )
 def test_interrupt_that_a_library_hides_ends_the_run(cleanup: str, tmp_path: Path) -> None:
     """Hydra takes an error for "no mode", and OmegaConf's cleanup raises another one."""

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from conftest import dcpbench, tiered
+from conftest import dcpbench
 from dcpbench.cli import reference
 from dcpbench.code.provenance import conf_folders
 from dcpbench.core.checks import CHECKS
@@ -37,13 +37,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SAMPLES.Samples(tmp_path_factory.mktemp("samples"))
 
 
-OF_EACH_COMMAND = ("report.md", "audit.md")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    tiered(PAGES, *(page for page in PAGES if page.name in OF_EACH_COMMAND)),
+    PAGES,
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_samples_match_their_commands(page: Path, running: Any) -> None:
@@ -101,7 +98,7 @@ MODEL = DOCS / "tutorials" / "resume-exact.md"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", tiered(EXPERIMENTS, "my_conf/experiment/gate.yaml"))
+@pytest.mark.parametrize("place", EXPERIMENTS)
 def test_documented_experiment_is_planned(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from conftest import ONE_STEP, PARALLELISMS, Finished, blocks, run, selected, tiered
+from conftest import ONE_STEP, PARALLELISMS, Finished, blocks, run, selected
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
@@ -22,7 +22,6 @@ CELLS = [(parallel, save) for parallel in PARALLELISMS for save in ("sync", "asy
 ONCE = [(parallel, ("async", "sync")[number % 2]) for number, parallel in enumerate(PARALLELISMS)]
 ALWAYS = [("ddp", "sync"), ("fsdp2", "sync")]
 """Whose files are checked."""
-KEPT = [cell for cell in ONCE if cell[0] != KNOWN]
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +48,7 @@ def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return run(folder, *blocks(cells), "model=uneven", "device=cpu", *ONE_STEP, reports=True)
 
 
-@pytest.mark.parametrize(("parallel", "save"), tiered([cell for cell in CELLS if cell[0] != KNOWN], *KEPT))
+@pytest.mark.parametrize(("parallel", "save"), [cell for cell in CELLS if cell[0] != KNOWN])
 def test_state_is_restored_and_training_continues(matrix: Finished, parallel: str, save: str) -> None:
     row = matrix.row(parallel=parallel, save=save)
     assert row["status"] == "pass", row["reason"]
@@ -76,9 +75,7 @@ def test_state_is_restored_and_training_continues(matrix: Finished, parallel: st
     assert row["peak_device_bytes"] is None
 
 
-@pytest.mark.parametrize(
-    ("parallel", "save"), tiered([cell for cell in CELLS if cell[0] == KNOWN], (KNOWN, "async"))
-)
+@pytest.mark.parametrize(("parallel", "save"), [cell for cell in CELLS if cell[0] == KNOWN])
 def test_fsdp1_with_tp_is_an_xfail_with_names(matrix: Finished, parallel: str, save: str) -> None:
     row = matrix.row(parallel=parallel, save=save)
     assert row["status"] == "xfail"
@@ -131,7 +128,6 @@ def test_progress_and_table_agree_with_the_rows(matrix: Finished) -> None:
     assert f"{len(matrix.rows)} cells: {told}" in matrix.out
 
 
-@pytest.mark.extended
 def test_cells_do_not_depend_on_earlier_cells(tmp_path: Path) -> None:
     """Fresh ranks in one order and warm ones in another, among cells that die and cells with a fault."""
     healthy = itertools.product(["ddp", "fsdp2"], ["even", "buffered"], ["none", "weight_lowest_bit"])

@@ -198,7 +198,6 @@ def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_nights_one_after_another(nights: Nights) -> None:
     first = broken_off_and_gone_on_with(nights, "2026-11-19")
     # Run again with a night before it, which had the same rows.

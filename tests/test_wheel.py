@@ -13,7 +13,7 @@ from support.commands import git, program, python
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

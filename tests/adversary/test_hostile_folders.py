@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from conftest import tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
@@ -93,7 +92,7 @@ def hostile(sweeps: Path, name: str, plant: Callable[[Path, Path], None], outsid
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", tiered(PLANTED, link_to_file, nul_bytes))
+@pytest.mark.parametrize("plant", PLANTED)
 def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
     plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

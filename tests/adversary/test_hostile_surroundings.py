@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from conftest import ONE_STEP, dcpbench, plan_sweep, run, tiered
+from conftest import ONE_STEP, dcpbench, plan_sweep, run
 from dcpbench.sweep.folder import Record
 from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
@@ -32,9 +32,9 @@ FULL = "standard output cannot be written to: No space left on device"
 @pytest.mark.parametrize(
     ("prepare", "told"),
     [
-        pytest.param(close_descriptors, "", marks=pytest.mark.extended),
+        (close_descriptors, ""),
         (partial(fill_output, 1), FULL),
-        pytest.param(partial(fill_output, 2), "", marks=pytest.mark.extended),
+        (partial(fill_output, 2), ""),
     ],
     ids=["closed", "stdout full", "stderr full"],
 )
@@ -58,7 +58,7 @@ def test_a_folder_that_is_gone_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-@pytest.mark.parametrize("given", tiered(["", "sweep.json"], ""))
+@pytest.mark.parametrize("given", ["", "sweep.json"])
 def test_resuming_another_users_sweep_is_refused(tmp_path: Path, given: str) -> None:
     """It imports neither what the record names nor what lies in its folder by the name of a module."""
     there, sweep, ran = tmp_path / "there", tmp_path / "sweep", tmp_path / "ran"
@@ -132,7 +132,6 @@ def started(words: str, folder: Path, **variables: str) -> "subprocess.Completed
     return python(*shlex.split(given), cwd=folder, env=around)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("words", READ_ONLY)
 def test_commands_that_read_import_nothing_from_the_current_folder(
     words: str, folder_of_modules: Path
@@ -153,14 +152,11 @@ def test_completion_imports_nothing_from_the_current_folder(folder_of_modules: P
 
 @pytest.mark.parametrize(
     ("target", "told", "status"),
-    tiered(
-        [
-            ("mine.model.Net", "in {folder}/mine/model.py", 0),
-            (MISSING := ("mine.modle.Net", "not found in {folder}, nor installed", 1)),
-            ("theirs.Net", "not found in {folder}, nor installed", 1),
-        ],
-        MISSING,
-    ),
+    [
+        ("mine.model.Net", "in {folder}/mine/model.py", 0),
+        ("mine.modle.Net", "not found in {folder}, nor installed", 1),
+        ("theirs.Net", "not found in {folder}, nor installed", 1),
+    ],
 )
 def test_a_plan_names_the_targets_that_no_file_defines(
     target: str, told: str, status: int, tmp_path: Path
@@ -172,7 +168,6 @@ def test_a_plan_names_the_targets_that_no_file_defines(
     assert f"{target}: {told.format(folder=tmp_path)}" in ended.out
 
 
-@pytest.mark.extended
 def test_ranks_import_the_users_module_and_prefer_what_is_installed(tmp_path: Path) -> None:
     """By another interpreter too; the user can forbid it."""
     ran = tmp_path / "ran"

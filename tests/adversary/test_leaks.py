@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, run, tiered
+from conftest import SMALL, run
 from support import drivers
 from support.leaks import LEAKS
 from support.notes import texts
@@ -15,8 +15,6 @@ pytestmark = pytest.mark.slow
 
 ON_RANKS = ["default_dtype,child", "function_mode,destroyed_group"]
 """Leaks of two sweeps; `bench/leaks.py` has all of them, under warm and fresh ranks."""
-SEEN = ("autocast", "default_dtype", "descriptor", "hook", "limit", "thread", "umask", "variable")
-"""One of each kind."""
 
 
 def report_leak(answer: Connection, _: object, what: str) -> None:
@@ -35,7 +33,7 @@ def report_leak(answer: Connection, _: object, what: str) -> None:
     answer.send(left_behind(before, device))
 
 
-@pytest.mark.parametrize("what", tiered(LEAKS, *SEEN))
+@pytest.mark.parametrize("what", LEAKS)
 def test_whatever_is_left_behind_is_seen(what: str) -> None:
     here, process = drivers.fork(report_leak, what)
     try:
@@ -46,7 +44,7 @@ def test_whatever_is_left_behind_is_seen(what: str) -> None:
         process.wait()
 
 
-@pytest.mark.parametrize("leaks", tiered(ON_RANKS, ON_RANKS[0]))
+@pytest.mark.parametrize("leaks", ON_RANKS)
 def test_the_next_cell_does_not_notice(tmp_path: Path, leaks: str) -> None:
     cells = ("-m", "scenario=leaks", f"scenario.options.what={leaks}", "parallel=ddp", "saves=1")
     ended = run(tmp_path / "sweep", *cells, "device=cpu", "world_size=2", "retry=0", *SMALL)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import tiered, wait_for, words_of
+from conftest import wait_for, words_of
 from support.drivers import environment
 from support.interruptions import SIGNALS, problems
 
@@ -22,7 +22,7 @@ MOMENTS = ("planning", "row written", "report", "save", "upload")
 HERE = [*zip(MOMENTS, itertools.cycle(SIGNALS), itertools.cycle((5, 1, 2)), strict=False)]
 
 
-@pytest.mark.parametrize(("moment", "number", "times"), tiered(HERE, HERE[3]))
+@pytest.mark.parametrize(("moment", "number", "times"), HERE)
 def test_it_ends_as_it_should(moment: str, number: signal.Signals, times: int, tmp_path: Path) -> None:
     assert problems(tmp_path, moment, number, times) == []
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from conftest import tiered
 from dcpbench.analysis.causes import causes_of, causes_table, signs_of
 from dcpbench.core.checks import CHECKS
 from support.alone import alone
@@ -55,11 +54,7 @@ def _sentence(failed: str) -> str:
     return str(sentence)
 
 
-OF_EACH_KIND = ("files_equal", "optim_equal", "state_resume_equal", "gradient_close")
-"""Of a save, a load, a resume and of training."""
-
-
-@pytest.mark.parametrize("failed", tiered([case[0] for case in CASES], *OF_EACH_KIND))
+@pytest.mark.parametrize("failed", [case[0] for case in CASES])
 def test_faults_get_their_explanation(failed: str) -> None:
     ((_, gets, must_not),) = (case for case in CASES if case[0] == failed)
     expected = _sentence(failed)

@@ -204,7 +204,6 @@ class Defective:
         return [told] * 4
 
 
-@pytest.mark.extended
 def test_failing_sequence_is_shrunk_to_a_script(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as failed:
         run_state_machine_as_test(lambda: Checkpoints(Defective()), settings=settings_of(600, 12))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, run, tiered
+from conftest import SMALL, run
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.compose import validity
 from dcpbench.config.errors import ConfigError
@@ -39,7 +39,7 @@ def test_complete_run_is_restored(server: Server) -> None:
 
 
 @pytest.mark.cell
-@pytest.mark.parametrize("fault", tiered(["file_bit", "file_stray"], "file_bit"))
+@pytest.mark.parametrize("fault", ["file_bit", "file_stray"])
 def test_damage_in_the_store_is_detected(server: Server, fault: str) -> None:
     verdict, _ = alone(fault, storage="s3_of_tests", **ONE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason

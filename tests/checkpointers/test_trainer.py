@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, blocks, run, selected, tiered
+from conftest import Finished, blocks, run, selected
 from dcpbench.cell import checkpoint_files
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, Save
@@ -65,7 +65,7 @@ def left_out(row: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", tiered(sorted(PASS), "KeepsOne"))
+@pytest.mark.parametrize("trainer", sorted(PASS))
 def test_files_beside_checkpoints_are_allowed(sweep: Finished, trainer: str) -> None:
     row = row_of(sweep, trainer)
     assert (row["status"], row["files_unchanged"]) == ("pass", True), row["reason"]
@@ -73,7 +73,7 @@ def test_files_beside_checkpoints_are_allowed(sweep: Finished, trainer: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chained", tiered(["KeepsOne", "Logs"], "KeepsOne"))
+@pytest.mark.parametrize("chained", ["KeepsOne", "Logs"])
 def test_chain_loads_the_newest_checkpoint(sweep: Finished, chained: str) -> None:
     row = row_of(sweep, chained, "chain")
     assert row["status"] == "pass", row["reason"]
@@ -92,7 +92,7 @@ def test_checkpoints_that_the_trainer_removes_are_not_loaded(sweep: Finished) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", tiered(FAIL, "OneOptimizerFile", "EarlyOnRank1"))
+@pytest.mark.parametrize("wrong", FAIL)
 def test_wrong_files_are_reported(sweep: Finished, wrong: str) -> None:
     row = row_of(sweep, wrong)
     failed = {name for name, check in row["details"]["checks"].items() if not check["held"]}
@@ -103,7 +103,7 @@ def test_wrong_files_are_reported(sweep: Finished, wrong: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", tiered(["RemovesTheNewest", "WritesNothing"], "RemovesTheNewest"))
+@pytest.mark.parametrize("missing", ["RemovesTheNewest", "WritesNothing"])
 def test_newest_checkpoint_without_files_fails(sweep: Finished, missing: str) -> None:
     row = row_of(sweep, missing)
     steps = (6,) if missing == "RemovesTheNewest" else (2, 4, 6)
@@ -114,7 +114,7 @@ def test_newest_checkpoint_without_files_fails(sweep: Finished, missing: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", tiered(["RemovesHalf"]))
+@pytest.mark.parametrize("missing", ["RemovesHalf"])
 def test_load_of_half_a_checkpoint_says_what_became_of_it(sweep: Finished, missing: str) -> None:
     row = row_of(sweep, missing)
     assert (row["status"], row["files_unchanged"]) == ("fail", False), row["reason"]
@@ -122,7 +122,7 @@ def test_load_of_half_a_checkpoint_says_what_became_of_it(sweep: Finished, missi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", tiered(["Rank0Late"]))
+@pytest.mark.parametrize("late", ["Rank0Late"])
 def test_file_that_rank_0_writes_last_is_a_fact(sweep: Finished, late: str) -> None:
     row = row_of(sweep, late)
     assert row["status"] == "pass", row["reason"]
@@ -131,7 +131,7 @@ def test_file_that_rank_0_writes_last_is_a_fact(sweep: Finished, late: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staged", tiered(["SharedStaging"]))
+@pytest.mark.parametrize("staged", ["SharedStaging"])
 def test_save_in_flight_that_the_next_one_overwrites_fails(sweep: Finished, staged: str) -> None:
     row = row_of(sweep, staged)
     worst = row["details"]["checks"]["model_equal"]["worst"]

@@ -98,7 +98,7 @@ MORE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lines", [COMPLETED, pytest.param(MORE, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("lines", [COMPLETED, MORE])
 def test_what_bash_makes_of_a_tab(
     bash: Callable[[str], tuple[str, list[str]]], lines: dict[str, str]
 ) -> None:

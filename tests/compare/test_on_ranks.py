@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from compare.test_leaves import DTYPES
-from conftest import tiered
 from dcpbench.compare.across_layouts import compare_across, digests
 from dcpbench.compare.leaves import compare
 from dcpbench.compare.stored import StoredChunk, compare_stored
@@ -68,7 +67,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("examples", tiered([30, 100], 30))
+@pytest.mark.parametrize("examples", [30, 100])
 def test_ranks_match_brute_force(ask: Ask, examples: int) -> None:
     @settings(deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
     @given(case=cases())

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, blocks, cells_of, experiment, run, selected, tiered
+from conftest import ONE_STEP, SMALL, Finished, alive_in, blocks, cells_of, experiment, run, selected
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.rank.messages import CellSpec, WorldKind
@@ -65,12 +65,6 @@ HANGS = {
 }
 SOON_S = 5.0
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
-AGAIN = (
-    *(("raises", "build"), ("sys_exit", "save"), ("kill", "build"), ("segv", "save")),
-    *(("raises_end_of_file", "load"), ("raises_unprintable", "train"), ("file_size_limit", "upload")),
-    *(("sleeps", "build"), ("sleeps", "save"), ("waits_for_thread", "load"), ("full_disk", "upload")),
-)
-"""Deaths that are also tested in another phase, by another exception, or with a real disk."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +90,7 @@ def _folder(deaths: Finished, row: dict[str, Any]) -> Path:
     return deaths.folder / str(row["cell"])
 
 
-@pytest.mark.parametrize(("how", "phase"), tiered(CAUSES, *(set(CAUSES) - {*AGAIN})))
+@pytest.mark.parametrize(("how", "phase"), CAUSES)
 def test_first_cause_names_rank_and_phase(deaths: Finished, how: str, phase: str) -> None:
     row = _row(deaths, how, phase)
     status, reason = CAUSES[how, phase]
@@ -110,7 +104,7 @@ def test_first_cause_names_rank_and_phase(deaths: Finished, how: str, phase: str
     assert row["flaky"] is None
 
 
-@pytest.mark.parametrize(("how", "phase"), tiered(HANGS, *(set(HANGS) - {*AGAIN})))
+@pytest.mark.parametrize(("how", "phase"), HANGS)
 def test_hang_ends_at_the_limit_of_its_phase(deaths: Finished, how: str, phase: str) -> None:
     row = _row(deaths, how, phase)
     key, rank, doing = HANGS[how, phase]

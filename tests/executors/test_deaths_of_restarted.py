@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import ONE_STEP, Finished, alive_in, blocks, run, selected, tiered
+from conftest import ONE_STEP, Finished, alive_in, blocks, run, selected
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def deaths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize(
     ("how", "phase", "rank"),
-    tiered(CAUSES, ("leaves_child", "load", 1), ("leaves_shared_memory", "train", 1)),
+    CAUSES,
 )
 def test_death_under_the_second_interpreter(deaths: Finished, how: str, phase: str, rank: int) -> None:
     (row,) = [one for one in deaths.rows if f"how={how}," in one["cell"]]

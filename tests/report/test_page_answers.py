@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from conftest import tiered
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.records.row import Row
@@ -85,7 +84,7 @@ def axe(browser: Browser) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("width", "dark"), tiered([(1440, False), (390, True)], (390, True)))
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
 def test_axe_finds_no_violation(show: Callable[..., Browser], width: int, dark: bool) -> None:
     rows = [*all_statuses(), failing(cell="f", seed=1), *many_axes()[-9:]]
     browser = show(rows, before=rows[1:4], environment=ENVIRONMENT, width=width, dark=dark)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from conftest import tiered
 from dcpbench.core.checks import CHECKS
 from support.browser import Browser
 from support.colours import SIGHTS, distance
@@ -15,7 +14,7 @@ from support.pages import all_statuses, cell, four_cells
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("dark", tiered([False, True], True))
+@pytest.mark.parametrize("dark", [False, True])
 def test_colours_follow_the_reader_and_differ(show: Callable[..., Browser], dark: bool) -> None:
     """Also for the colour-blind, and no status is told by its colour alone."""
     browser = show(all_statuses(), dark=dark)

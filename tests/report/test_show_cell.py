@@ -253,7 +253,6 @@ def build():
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_unused_parameters_name_their_parallelism(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message of torch that recognises them, in a real cell."""
     (tmp_path / "unused.py").write_text(UNUSED)

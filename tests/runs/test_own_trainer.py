@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
+from conftest import ONE_STEP, Finished, blocks, run, selected
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.compose import validity
 from dcpbench.config.errors import ConfigError
@@ -95,15 +95,10 @@ SEEN = {
     trainers.ForgetsItsFirstBest: {},
     own_optimizers.ForgetsItsCount: {"state_resume_equal": "optimizer.0.steps"},
 }
-OF_EACH_CHECK = (
-    *(trainers.ForgetsTheScheduler, trainers.ForgetsTheGenerators, trainers.SavesViews),
-    *(own_optimizers.ForgetsTheSecond, trainers.LosesItsAverage, trainers.DrawsByAClosure),
-    *(trainers.ForgetsItsFirstBest, own_optimizers.ForgetsItsCount),
-)
 
 
 @pytest.mark.cell
-@pytest.mark.parametrize("trainer", tiered(SEEN, *OF_EACH_CHECK))
+@pytest.mark.parametrize("trainer", SEEN)
 def test_trainer_mistakes_are_reported(trainer: type) -> None:
     seen = SEEN[trainer]
     verdict = judged(trainer)
@@ -117,20 +112,16 @@ def test_trainer_mistakes_are_reported(trainer: type) -> None:
 @pytest.mark.cell
 @pytest.mark.parametrize(
     "trainer",
-    tiered(
-        [
-            *(trainers.SavesInTheBackground, own_optimizers.Two, trainers.SaysWhatIsNone),
-            *(trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault, trainers.BeginsLate),
-            *(trainers.Averages, trainers.NotesTimes, trainers.CountsUnread, trainers.ReadsInTurn),
-            *(
-                own_optimizers.SavesNoOptimizer,
-                own_optimizers.LeavesOutTheSecond,
-                own_optimizers.TrainsMainWeights,
-            ),
-        ],
-        *(trainers.SavesInTheBackground, trainers.KeepsSets, trainers.HasADefault, trainers.NotesTimes),
-        *(trainers.Averages, trainers.CountsUnread, own_optimizers.SavesNoOptimizer, trainers.ReadsInTurn),
-    ),
+    [
+        *(trainers.SavesInTheBackground, own_optimizers.Two, trainers.SaysWhatIsNone),
+        *(trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault, trainers.BeginsLate),
+        *(trainers.Averages, trainers.NotesTimes, trainers.CountsUnread, trainers.ReadsInTurn),
+        *(
+            own_optimizers.SavesNoOptimizer,
+            own_optimizers.LeavesOutTheSecond,
+            own_optimizers.TrainsMainWeights,
+        ),
+    ],
 )
 def test_correct_trainer_passes(trainer: type) -> None:
     verdict = judged(trainer)
@@ -296,7 +287,6 @@ def test_what_loads_is_a_process_of_another_interpreter(sweep: Finished) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_what_loads_has_another_hash_seed_than_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +307,7 @@ def test_replicas_stay_equal_unless_declared(sweep: Finished) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
+@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2"])
 def test_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
     row = sweep.row(model="support.own_trainer.Trainer", parallel=parallel, world_size=2)
     assert row["status"] == "pass", row["reason"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from conftest import Finished, run, selected, tiered
+from conftest import Finished, run, selected
 from dcpbench.analysis.causes import causes_of
 from dcpbench.cell.checks import differing
 from dcpbench.report.page.data import why_null
@@ -37,7 +37,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", tiered(PLACES, "global"))
+@pytest.mark.parametrize("place", PLACES)
 def test_unsaved_value_is_the_first_cause(sweep: Finished, place: str) -> None:
     (row,) = [one for one in sweep.rows if f"where={place}" in one["overrides"]]
     assert row["status"] == "fail", row["reason"]
@@ -52,7 +52,6 @@ def test_unsaved_value_is_the_first_cause(sweep: Finished, place: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_lost_position_is_a_cause_behind_another(tmp_path: Path) -> None:
     words = ["checkpointer=trainer", "workload.target=support.forgotten.LosesItsPosition"]
     (row,) = run(tmp_path / "s", *HERE, *STEPS, *words).rows

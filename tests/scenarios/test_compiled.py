@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected, tiered
+from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return run(tmp_path_factory.mktemp("compiled") / "sweep", *blocks(cells), *words)
 
 
-@pytest.mark.parametrize(("parallel", "optimizer"), tiered(MODELS, ("fsdp2", "adamw")))
+@pytest.mark.parametrize(("parallel", "optimizer"), MODELS)
 def test_compiled_cells_really_compile(compiled: Finished, parallel: str, optimizer: str) -> None:
     row = compiled.row(scenario="save_load", parallel=parallel, optimizer=optimizer)
     assert row["status"] == "pass", compiled.out
@@ -33,7 +33,6 @@ def test_compiled_cells_really_compile(compiled: Finished, parallel: str, optimi
     assert all(rank["not_compiled"] is None for rank in row["details"]["ranks"])
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("scenario", ["convert", "fine_tune", "partial_load"])
 def test_compiled_models_convert_and_fine_tune(compiled: Finished, scenario: str) -> None:
     row = compiled.row(scenario=scenario)
@@ -55,9 +54,7 @@ def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return run(tmp_path_factory.mktemp("own") / "sweep", *blocks(cells), *words)
 
 
-@pytest.mark.parametrize(
-    ("parallel", "target"), tiered(OWN, ("fsdp2", "own_workload.build"), OWN[-1], OWN[4])
-)
+@pytest.mark.parametrize(("parallel", "target"), OWN)
 def test_own_code_compiles_where_it_trains(own: Finished, parallel: str, target: str) -> None:
     row = own.row(parallel=parallel, model=f"support.{target}")
     if target.endswith("named_tuple"):  # its model is an nn.Sequential

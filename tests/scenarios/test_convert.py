@@ -4,13 +4,12 @@ from itertools import product
 
 import pytest
 
-from conftest import PARALLELISMS, SMALL, Finished, blocks, run, selected, tiered
+from conftest import PARALLELISMS, SMALL, Finished, blocks, run, selected
 
 KNOWN = "fsdp_tp"
 ON_TWO = ("none", "ddp", "fsdp", "fsdp2")
 """Which two ranks are enough for."""
 PAIRS = [(saves, loads) for saves in ("none", "fsdp", "hsdp2", "fsdp2_tp") for loads in PARALLELISMS]
-KEPT = (("fsdp", "none"), ("none", "fsdp2"), ("hsdp2", "fsdp2_tp"), ("fsdp", "fsdp"))
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ def conversions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return run(folder, *pairs, "scenario=convert", "device=cpu", "saves=1", *SMALL)
 
 
-@pytest.mark.parametrize(("parallel", "load_parallel"), tiered(PAIRS, *KEPT))
+@pytest.mark.parametrize(("parallel", "load_parallel"), PAIRS)
 def test_each_layout_loads_the_others_checkpoints(
     conversions: Finished, parallel: str, load_parallel: str
 ) -> None:
@@ -63,10 +62,7 @@ def other_worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.mark.parametrize(
     ("parallel", "load_parallel", "load_world_size"),
-    tiered(
-        product(("fsdp2", "ddp"), ("fsdp2", "fsdp"), (1, 2, 3)),
-        ("fsdp2", "fsdp2", 3),
-    ),
+    product(("fsdp2", "ddp"), ("fsdp2", "fsdp"), (1, 2, 3)),
 )
 def test_fewer_ranks_load_what_four_saved(
     other_worlds: Finished, parallel: str, load_parallel: str, load_world_size: int
@@ -79,7 +75,7 @@ def test_fewer_ranks_load_what_four_saved(
     assert row["loss_resume_equal"] is None
 
 
-@pytest.mark.parametrize("saved_under", tiered(["fsdp2", "ddp"], "ddp"))
+@pytest.mark.parametrize("saved_under", ["fsdp2", "ddp"])
 def test_replicas_of_one_shard_are_reported(other_worlds: Finished, saved_under: str) -> None:
     of = {"parallel": saved_under, "load_parallel": "hsdp"}
     row = other_worlds.row(**of, load_world_size=2)
@@ -100,7 +96,6 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(folder, "-m", "scenario=layouts", "device=cpu", *lists)
 
 
-@pytest.mark.extended
 def test_parts_of_every_layout_form_the_plain_model(layouts: Finished) -> None:
     assert [(row["parallel"], row["model"], row["status"]) for row in layouts.rows] == [
         (parallel, model, "pass") for parallel in PARALLELISMS for model in ("even", "uneven")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import SMALL, Finished, run, selected, tiered
+from conftest import SMALL, Finished, run, selected
 from dcpbench.compose.validity import resolve, why_skip
 from dcpbench.executors.machine import Machine
 from support.alone import config
@@ -18,7 +18,7 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", tiered(["ddp", "fsdp2"], "fsdp2"))
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_only_a_new_process_sees_the_fault(deep: Finished, parallel: str) -> None:
     row = deep.row(parallel=parallel, fault=None)
     assert (row["status"], row["restart"]) == ("pass", "interpreter"), row["reason"]

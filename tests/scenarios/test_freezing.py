@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, blocks, run, selected, tiered
+from conftest import Finished, blocks, run, selected
 from support.alone import Ran, run_alone, unexplained
 
 CHAIN: dict[str, Any] = {"scenario": "chain", "saves": 2, "train_steps": 2, "resume_steps": 1}
@@ -61,7 +61,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", tiered(["fsdp", "fsdp2", "ddp_unused"], "ddp_unused"))
+@pytest.mark.parametrize("parallel", ["fsdp", "fsdp2", "ddp_unused"])
 def test_freezing_on_ranks(ranks: Finished, parallel: str) -> None:
     assert ranks.row(parallel=parallel, component="unfreezing")["status"] == "pass", ranks.out
     known = ranks.row(parallel=parallel, component="freezing")
@@ -75,7 +75,6 @@ def test_ddp_without_unused_search_is_skipped(ranks: Finished) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_run_with_lost_state_resumes_exactly(tmp_path: Path) -> None:
     """Before it saves the next checkpoint, it gets that state."""
     cells = ("scenario=chain", "parallel=ddp,fsdp", "model=frozen", "optimizer=adagrad")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import Finished, blocks, cells_of, run, selected, tiered
+from conftest import Finished, blocks, cells_of, run, selected
 from support.notes import why_not
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells))
 
 
-@pytest.mark.parametrize("block", tiered(BLOCKS, *KEPT))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_no_false_alarm(healthy: Finished, block: str) -> None:
     assert healthy.rows, healthy.err
     assert {row["cell"]: row["reason"] for row in healthy.rows if row["status"] != "pass"} == {}
@@ -46,7 +46,7 @@ def test_constants_have_controls(healthy: Finished, name: str) -> None:
 TWIN = ("gradient_close", "batch_loss_close")
 
 
-@pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2_tp"], "ddp", "fsdp2_tp"))
+@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2_tp"])
 def test_drawing_model_may_have_a_twin(healthy: Finished, parallel: str) -> None:
     row = healthy.row(model="dropout", parallel=parallel)
     assert row["random_equal"] is True

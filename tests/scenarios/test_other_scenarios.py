@@ -24,9 +24,10 @@ from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import Run
 from dcpbench.scenarios import fine_tune
-from dcpbench.scenarios.dcp_api import in_place, partial_load, refused_saves, stateful_objects, sub_groups
+from dcpbench.scenarios.dcp_api import in_place, refused_saves, stateful_objects, sub_groups
 from dcpbench.state.process_state import ProcessState
 from dcpbench.state.snapshot import snapshot_nested
+from dcpbench.torch_private import LOAD_KEYS
 from dcpbench.twin.lockstep import CHECKS, REPLICAS
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
@@ -62,17 +63,17 @@ def load_adds_a_key() -> AbstractContextManager[Any]:
 
 
 def keys_come_with_a_sentinel() -> AbstractContextManager[Any]:
-    honest = partial_load._load_state_dict_from_keys
+    honest = LOAD_KEYS.value
 
     def load(*arguments: Any, **options: Any) -> dict[str, Any]:
         return {"sentinel": 1, **honest(*arguments, **options)}
 
-    return mock.patch.object(partial_load, "_load_state_dict_from_keys", load)
+    return mock.patch.object(LOAD_KEYS.owner, LOAD_KEYS.name, load)
 
 
 def key_read_wrong() -> AbstractContextManager[Any]:
     """Flip the lowest bit of the last moment that is read by its key."""
-    honest = partial_load._load_state_dict_from_keys
+    honest = LOAD_KEYS.value
 
     def load(*arguments: Any, **options: Any) -> dict[str, Any]:
         nested: dict[str, Any] = honest(*arguments, **options)
@@ -80,7 +81,7 @@ def key_read_wrong() -> AbstractContextManager[Any]:
             nested["optimizer"]["state"]["net2.bias"]["exp_avg"].view(torch.int32)[0] ^= 1
         return nested
 
-    return mock.patch.object(partial_load, "_load_state_dict_from_keys", load)
+    return mock.patch.object(LOAD_KEYS.owner, LOAD_KEYS.name, load)
 
 
 PLANTED: dict[str, tuple[AbstractContextManager[Any], str, str, str]] = {

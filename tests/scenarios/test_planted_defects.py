@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conftest import cells_of, experiment, run, selected, tiered
+from conftest import cells_of, experiment, run, selected
 
 SEEN = {
     "save_load": ("fail", "model_equal", "net2.weight (param) in the checkpoint of step"),
@@ -32,10 +32,6 @@ SEEN = {
 pytestmark = pytest.mark.slow
 
 
-ON_RANKS = ("save_load", "twice", "replica", "overwritten")
-"""The other scenarios have defects on one rank in test_other_scenarios.py and test_looked_at.py."""
-
-
 @pytest.fixture(scope="module")
 def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = [name for name in SEEN if name in selected(request, "name")]
@@ -44,7 +40,7 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return dict(zip(names, ended.rows, strict=True))
 
 
-@pytest.mark.parametrize("name", tiered(SEEN, *ON_RANKS))
+@pytest.mark.parametrize("name", SEEN)
 def test_injected_defect_is_reported_as_itself(planted: dict[str, Any], name: str) -> None:
     status, check, told = SEEN[name]
     row = planted[name]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected, tiered
+from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected
 from support.drivers import plant
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def rows_with(saved: Finished, word: str) -> list[dict[str, Any]]:
     return [row for row in saved.rows if word in row["overrides"].split()]
 
 
-@pytest.mark.parametrize("overlapping", tiered(["fsdp_flat", "fsdp2"], "fsdp2"))
+@pytest.mark.parametrize("overlapping", ["fsdp_flat", "fsdp2"])
 def test_overlapping_saves_have_their_own_state(saved: Finished, overlapping: str) -> None:
     rows = [row for row in rows_with(saved, "overlap_saves=true") if row["parallel"] == overlapping]
     at_once, background = rows
@@ -51,7 +51,7 @@ def test_overlapping_saves_have_their_own_state(saved: Finished, overlapping: st
 PAIRS = [*itertools.product(("ddp", "fsdp2"), repeat=2)]
 
 
-@pytest.mark.parametrize(("saves", "loads"), tiered(PAIRS, ("fsdp2", "ddp"), ("fsdp2", "fsdp2")))
+@pytest.mark.parametrize(("saves", "loads"), PAIRS)
 def test_ranks_without_collectives_find_their_files(saved: Finished, saves: str, loads: str) -> None:
     """Another layout does not, and no error says so (docs/findings/load-without-collectives.md)."""
     row = saved.row(scenario="convert", parallel=saves, load_parallel=loads)
@@ -64,7 +64,7 @@ def test_ranks_without_collectives_find_their_files(saved: Finished, saves: str,
 RAW = [*itertools.product(("none", "fsdp2"), ("sync", "async"))]
 
 
-@pytest.mark.parametrize(("parallel", "save"), tiered(RAW, ("fsdp2", "async")))
+@pytest.mark.parametrize(("parallel", "save"), RAW)
 def test_raw_io_is_measured_with_each_save(saved: Finished, parallel: str, save: str) -> None:
     (row,) = [
         row for row in rows_with(saved, "raw=true") if (row["parallel"], row["save"]) == (parallel, save)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, blocks, run, seen_through, selected, tiered
+from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, blocks, run, seen_through, selected
 from support.notes import texts
 
 CHECKS_OF = {
@@ -22,10 +22,6 @@ FOUR = ("hsdp", "hsdp2", "fsdp2_tp")
 """Which take four ranks."""
 OF_SEEDS = ("fsdp", KNOWN)
 """Under which `experiment=seeds` runs every one of these scenarios."""
-KEPT = (
-    *(("none", "key_order"), ("ddp", "stateful_or_not"), ("ddp", "in_place"), ("fsdp2", "partial_load")),
-    *(("fsdp2", "overwrite"), ("fsdp2", "fine_tune")),
-)
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +45,6 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(tmp_path_factory.mktemp("seeds") / "sweep", "experiment=seeds", "device=cpu", eager, *ONE_STEP)
 
 
-@pytest.mark.extended
 def test_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     assert seeds.status == 0, seeds.out
     statuses = {row["status"] for row in seeds.rows}
@@ -64,7 +59,7 @@ def test_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
 
 @pytest.mark.parametrize(
     ("parallel", "scenario"),
-    tiered([(parallel, scenario) for parallel in PARALLELISMS for scenario in CHECKS_OF], *KEPT),
+    [(parallel, scenario) for parallel in PARALLELISMS for scenario in CHECKS_OF],
 )
 def test_scenario_passes_under_every_parallelism(
     matrix: Finished, request: pytest.FixtureRequest, scenario: str, parallel: str
@@ -92,7 +87,6 @@ def test_comparisons_do_not_mix_with_an_upload(matrix: Finished) -> None:
     assert row["status"] == "pass", row["reason"]
 
 
-@pytest.mark.extended
 def test_fsdp1_with_tp_trains_frozen_layers(seeds: Finished) -> None:
     row = seeds.row(scenario="fine_tune", parallel=KNOWN)
     assert "fsdp1-tp-unfreezes" in row["reason"]
@@ -118,9 +112,7 @@ def few(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 FILES = [*product(("torch_save", "safetensors"), ("ddp", "fsdp2"))]
 
 
-@pytest.mark.parametrize(
-    ("checkpointer", "parallel"), tiered(FILES, ("torch_save", "fsdp2"), ("safetensors", "ddp"))
-)
+@pytest.mark.parametrize(("checkpointer", "parallel"), FILES)
 def test_one_file_has_the_full_state_of_every_layout(few: Finished, checkpointer: str, parallel: str) -> None:
     skipped = few.row(checkpointer=checkpointer, parallel=parallel, save="async")
     assert skipped["status"] == "skip"
@@ -137,12 +129,11 @@ def test_one_file_has_the_full_state_of_every_layout(few: Finished, checkpointer
     assert few.status == 0
 
 
-@pytest.mark.extended
 def test_faults_are_reported_with_torch_save(tmp_path: Path) -> None:
     seen_through(tmp_path / "sweep", "torch_save")
 
 
-@pytest.mark.parametrize("save", tiered(["sync", "async"], "sync"))
+@pytest.mark.parametrize("save", ["sync", "async"])
 def test_one_process_without_a_group(few: Finished, save: str) -> None:
     alone, sharded = (row for row in few.rows if (row["scenario"], row["save"]) == ("no_dist", save))
     assert (alone["status"], sharded["status"]) == ("pass", "skip"), few.out

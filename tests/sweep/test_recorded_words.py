@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from conftest import Finished, dcpbench, resume, tiered
+from conftest import Finished, dcpbench, resume
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import is_how_run, schema_class
 from dcpbench.core.cell_key import HOW_RUN
@@ -207,7 +207,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_edited", tiered([True, False], True))
+@pytest.mark.parametrize("is_edited", [True, False])
 def test_recorded_cells_of_an_experiment_run_again(
     is_edited: bool, experiment: Finished, tmp_path: Path
 ) -> None:

@@ -270,7 +270,6 @@ def test_full_disk_interrupts_between_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_plan_of_a_resume_is_by_the_recorded_blocks(tmp_path: Path) -> None:
     blocks = '+hydra.sweeper.matrix={first:{seed:"1,2"},second:{seed:"4"}}'
     assert run(tmp_path / "s", PRETENDED, "parallel=none", "world_size=1", "device=cpu", blocks).status == 0

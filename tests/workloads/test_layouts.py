@@ -9,7 +9,7 @@ from torch import nn
 from torch._C._distributed_c10d import _get_work_registry_size
 from torch.distributed.device_mesh import DeviceMesh
 
-from conftest import Finished, blocks, cells_of, run, tiered
+from conftest import Finished, blocks, cells_of, run
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.workloads.parallelisms import _to_all_experts
 
@@ -69,7 +69,7 @@ def layouts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("healthy", tiered(HEALTHY, *KEPT))
+@pytest.mark.parametrize("healthy", HEALTHY)
 def test_layout_is_restored_and_trains_as_one_model(layouts: Finished, healthy: str) -> None:
     row = layouts.row(parallel=healthy, model=HEALTHY[healthy], scenario="save_load", fault=None)
     assert row["status"] == "pass", row["reason"]
@@ -87,7 +87,7 @@ def test_pipeline_with_flattened_optimizer_is_restored(layouts: Finished) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", tiered(["pp_fsdp2", "fsdp2_mixed"], "pp_fsdp2"))
+@pytest.mark.parametrize("parallel", ["pp_fsdp2", "fsdp2_mixed"])
 def test_other_ranks_load_it(layouts: Finished, parallel: str) -> None:
     row = layouts.row(parallel=parallel, scenario="convert")
     assert row["status"] == "pass", row["reason"]
@@ -103,7 +103,6 @@ SEEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 @pytest.mark.parametrize(("parallel", "fault"), SEEN)
 def test_defect_is_reported(layouts: Finished, parallel: str, fault: str | None) -> None:
     row = layouts.row(parallel=parallel, fault=fault)
@@ -116,7 +115,6 @@ def test_defect_is_reported(layouts: Finished, parallel: str, fault: str | None)
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 def test_stages_with_equal_names_overwrite_others(layouts: Finished) -> None:
     row = layouts.row(parallel="stages_alike")
     assert row["status"] == "error", row["reason"]

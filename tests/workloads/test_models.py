@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
+from conftest import ONE_STEP, Finished, blocks, run, selected
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build
 from dcpbench.runs.run_state import live_state
@@ -60,7 +60,7 @@ LOST: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "parallel"), tiered(LOST, ("batch_norm", "ddp")))
+@pytest.mark.parametrize(("model", "parallel"), LOST)
 def test_lost_state_is_a_known_failure(defective: Finished, model: str, parallel: str) -> None:
     """`make test` has the others in workloads (test_ordinary_workloads.py)."""
     status, reason, columns = LOST[model, parallel]

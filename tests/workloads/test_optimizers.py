@@ -7,7 +7,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from conftest import SMALL, Finished, blocks, run, selected, tiered
+from conftest import SMALL, Finished, blocks, run, selected
 from dcpbench.compose.validity import resolve, why_skip
 from dcpbench.executors.machine import Machine
 from dcpbench.runs.build_run import build
@@ -50,7 +50,6 @@ def test_refused_optimizer_is_a_skip_in_torchs_words() -> None:
 
 
 CELLS = [(parallel, optimizer) for optimizer in OPTIMIZERS for parallel in ("ddp", "fsdp2")]
-KEPT = (("ddp", "adam_tensor_lr"), ("fsdp2", "adam_and_sgd"), ("fsdp2", "muon"))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def optimizers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parallel", "optimizer"), tiered(CELLS, *KEPT, *SKIPPED))
+@pytest.mark.parametrize(("parallel", "optimizer"), CELLS)
 def test_optimizer_state_is_restored(optimizers: Finished, optimizer: str, parallel: str) -> None:
     row = optimizers.row(optimizer=optimizer, parallel=parallel)
     if why := SKIPPED.get((parallel, optimizer)):

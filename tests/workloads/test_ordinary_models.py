@@ -31,7 +31,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run(tmp_path_factory.mktemp("ordinary") / "sweep", *chosen)
 
 
-@pytest.mark.parametrize("models", [ONE, pytest.param(ALL, marks=pytest.mark.extended)], ids=["one", "all"])
+@pytest.mark.parametrize("models", [ONE, ALL], ids=["one", "all"])
 def test_ordinary_models_pass(sweep: Finished, models: tuple[str, ...]) -> None:
     assert {row["overrides"]: row["reason"] for row in sweep.rows if row["status"] != "pass"} == {}
     seen = {row["parallel"] for row in sweep.rows}

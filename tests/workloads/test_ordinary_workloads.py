@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, blocks, cells_of, run, selected, tiered
+from conftest import Finished, blocks, cells_of, run, selected
 from support.notes import why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
@@ -295,7 +295,7 @@ def wrongly_trained(row: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("block", tiered(BLOCKS, *KEPT))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_ordinary_workloads_end_as_expected(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
     wrong = {}
@@ -307,7 +307,7 @@ def test_ordinary_workloads_end_as_expected(sweep: Finished, block: str) -> None
     assert wrong == {}
 
 
-@pytest.mark.parametrize("block", tiered(["large_buffers"]))
+@pytest.mark.parametrize("block", ["large_buffers"])
 def test_resume_without_the_saved_values_is_not_applied(sweep: Finished, block: str) -> None:
     large = [row for row in sweep.rows if row["model"].endswith("large_buffers")]
     assert large
@@ -318,7 +318,7 @@ def test_resume_without_the_saved_values_is_not_applied(sweep: Finished, block: 
         assert any(str(reason).endswith(known) for reason in reasons), reasons
 
 
-@pytest.mark.parametrize("block", tiered(["late_gradients"]))
+@pytest.mark.parametrize("block", ["late_gradients"])
 def test_late_gradients_leave_the_resume_out(sweep: Finished, block: str) -> None:
     late = [row for row in sweep.rows if str(row["reason"]).startswith(LATE)]
     assert late

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-from conftest import SMALL, Finished, blocks, run, selected, tiered
+from conftest import SMALL, Finished, blocks, run, selected
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build
 from dcpbench.runs.run_state import as_saved, live_state, promised_keys
@@ -56,14 +56,11 @@ def test_state_is_saved_under_the_requested_names(asked: str) -> None:
 @pytest.mark.cell
 @pytest.mark.parametrize(
     ("scenario", "key", "value"),
-    tiered(
-        [
-            ("model_only", "state_dict", "flattened"),
-            ("model_only", "state_dict", "full_flattened"),
-            ("fine_tune", "state_dict", "flattened"),
-        ],
+    [
+        ("model_only", "state_dict", "flattened"),
         ("model_only", "state_dict", "full_flattened"),
-    ),
+        ("fine_tune", "state_dict", "flattened"),
+    ],
 )
 def test_model_alone_has_no_optimizer_to_rename(scenario: str, key: str, value: str) -> None:
     verdict, report = alone(**ONCE, scenario=scenario, **{key: value})
@@ -83,7 +80,7 @@ def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", tiered(FORMS, "cpu_offload", "full_broadcast"))
+@pytest.mark.parametrize("form", FORMS)
 def test_state_dict_is_restored(forms: Finished, form: str) -> None:
     row = forms.row(state_dict=form, optimizer="sgd")
     assert row["status"] == ("xfail" if form == "full_flattened" else "pass"), row["reason"]
@@ -101,7 +98,7 @@ EMPTY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("empty", tiered(EMPTY, "flattened"))
+@pytest.mark.parametrize("empty", EMPTY)
 def test_empty_group_is_a_bug_of_torch(forms: Finished, empty: str) -> None:
     row = forms.row(state_dict=empty, optimizer="adamw_empty_group")
     known, seen = EMPTY[empty]

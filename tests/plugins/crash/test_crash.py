@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import alive_in, cells_of, experiment, run, selected, tiered
+from conftest import alive_in, cells_of, experiment, run, selected
 from dcpbench.plugins.crash.killing import At, Killing, misplaced
 
 EQUAL = ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal", "state_resume_equal")
@@ -39,7 +39,6 @@ def test_killed_job_resumes_the_previous_checkpoint(killed: dict[str, Any], name
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 @pytest.mark.parametrize("name", ["refused_before_it_is_killed"])
 def test_failure_before_the_kill_is_an_error(killed: dict[str, Any], name: str) -> None:
     row = killed[name]
@@ -50,7 +49,7 @@ def test_failure_before_the_kill_is_an_error(killed: dict[str, Any], name: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check"),
-    tiered(OVER.items(), ("in_publication_over_a_checkpoint", "crash_recoverable")),
+    OVER.items(),
 )
 def test_killed_save_over_a_checkpoint_loses_it(killed: dict[str, Any], name: str, check: str) -> None:
     row = killed[name]

@@ -5,7 +5,6 @@ from unittest import mock
 
 import pytest
 
-from conftest import tiered
 from dcpbench.checkpointers import torch_save
 from support.alone import Ran, run_alone, unexplained
 
@@ -18,14 +17,13 @@ def failed(ran: Ran) -> set[str]:
     return {check for check in CRASH_CHECKS if ran.verdict.checks[check] is False}
 
 
-@pytest.mark.parametrize("scenario", tiered(["crash_states", "crash_overwrite"], "crash_overwrite"))
+@pytest.mark.parametrize("scenario", ["crash_states", "crash_overwrite"])
 def test_durable_writer_passes(scenario: str) -> None:
     ran = run_alone(scenario=scenario, storage="durable", **SMALL)
     assert (ran.verdict.status, ran.verdict.reason) == ("pass", None)
     assert all(ran.verdict.checks[check] for check in CRASH_CHECKS)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     ("scenario", "storage", "checks"),
     [
@@ -37,7 +35,6 @@ def test_faulty_writer_fails(scenario: str, storage: str, checks: set[str]) -> N
     assert failed(run_alone(scenario=scenario, storage=storage, **SMALL)) == checks
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("scenario", ["crash_states", "crash_overwrite"])
 def test_torch_save_with_syncs_passes(scenario: str) -> None:
     """dcpbench syncs the file, renames it, and syncs its name and that of its folder."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conftest import experiment, run, selected, tiered
+from conftest import experiment, run, selected
 from support.alone import STAGES_ONCE
 
 pytestmark = pytest.mark.slow
@@ -47,11 +47,6 @@ HIDES = {
 }
 
 
-KEPT = ("missing", "replicas_zeroed", "alone_bit", "drawn_scheduler", "drawn_rate")
-"""Of each kind: a failure with an error, with zeros, with a bit, with a fault in a later step, and with a
-hyperparameter. test_matrix.py has a failure alone, and crash/test_storage_failure.py one of lost saves."""
-
-
 @pytest.fixture(scope="module")
 def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = [name for name in HIDES if name in selected(request, "name")]
@@ -59,7 +54,7 @@ def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return dict(zip(names, ended.rows, strict=True))
 
 
-@pytest.mark.parametrize("name", tiered(HIDES, *KEPT))
+@pytest.mark.parametrize("name", HIDES)
 def test_known_failure_hides_no_other_failure(beside: dict[str, Any], name: str) -> None:
     if STAGES_ONCE and name.startswith("stager"):
         pytest.skip(STAGES_ONCE)

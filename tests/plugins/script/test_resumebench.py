@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conftest import TESTS, tiered
+from conftest import TESTS
 from dcpbench.plugins.script import script
 
 pytestmark = pytest.mark.slow
@@ -22,36 +22,9 @@ CASES = {
 }
 NO_FORKS = ("spawned", "parts", "-m", "keeps.py . ")
 """Scripts with spawned ranks, with modules of their own, or without {out}, which no forked command has."""
-KEPT = (
-    "plain.py kill@15",
-    "plain.py saves_into_memory write@step-12:1",
-    "plain.py sorted_as_text kill@15",
-    "plain.py no_generator kill@11",
-    "plain.py epoch_not_restored kill@11",
-    "plain.py torn@step-12:2",
-    "plain.py no_optimizer kill@10",
-    "raw.py takes_what_there_is torn@weights.bin:3",
-    "extras.py kill@8",
-    "extras.py no_scaler kill@8",
-    "extras.py average_restarts kill@8",
-    "extras.py saves_between kill@10",
-    "habits.py fake_step kill@11",
-    "habits.py thread kill@11",
-    "habits.py sigterm no_optimizer term@7",
-    "habits.py between kill@9",
-    "habits.py elsewhere kill@11",
-    "habits.py backup no_optimizer kill@7",
-    "habits.py backup write@last.pt:3",
-    "habits.py other_order kill@11",
-    "ddp.py other_weights_on_rank_1 kill@8 2",
-    "fsdp2.py {out} async kill@13 2",
-    "fsdp2.py {out} sync forgets_set kill@11 2",
-    "fsdp1.py {out} full offloads kill@8 2",
-    "compiled.py {out} in_place kill@8",
-)
 
 
-@pytest.mark.parametrize("name", tiered(CASES, *KEPT))
+@pytest.mark.parametrize("name", CASES)
 def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from .forked import ForkedCommand
 
