@@ -12,6 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -100,8 +101,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool:
 
 
 def _cpu_seconds() -> float:
-    agents = [agent.pid for agent in (drivers.first, drivers.restarted) if agent.runs()]
-    return sum(os.times()[:4]) + sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in agents)
+    used = sum(os.times()[:4])
+    for agent in (drivers.first, drivers.restarted):
+        with suppress(psutil.Error):
+            used += sum(psutil.Process(agent.pid).cpu_times()[:4]) if agent.runs() else 0
+    return used
 
 
 def _values(config: pytest.Config, since: float) -> list[str]:
