@@ -110,6 +110,11 @@ def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
     assert len((folder / "results.jsonl").read_text().splitlines()) == 1
     assert (folder / "results.csv").exists()
     assert alive_in(folder) == []
+    again = start("resume", str(folder), cwd=tmp_path)
+    wait_for(lambda: hanging(folder))
+    again.kill()
+    again.communicate(timeout=30)
+    wait_for(lambda: not alive_in(folder), limit_s=15)
 
 
 @pytest.mark.slow
@@ -130,16 +135,6 @@ def test_sweeps_that_start_at_once_have_folders_of_their_own(tmp_path: Path) -> 
     started = [psutil.Popen(words, cwd=tmp_path, env=environment()) for _ in range(4)]
     assert [driver.wait() for driver in started] == [0] * 4
     assert len([*(tmp_path / "outputs").iterdir()]) == 4
-
-
-@pytest.mark.slow
-def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    driver = start(*words_of(folder, *HANGS), cwd=tmp_path)
-    wait_for(lambda: hanging(folder))
-    driver.kill()
-    driver.communicate(timeout=30)
-    wait_for(lambda: not alive_in(folder), limit_s=15)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, Finished, blocks, run
+from conftest import SMALL, TESTS, Finished, blocks, run
 from support.pretended_engine import PRETENDED
 
 pytestmark = pytest.mark.slow
@@ -70,6 +70,7 @@ def unexpected(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         {"model": "short", "seed": 1, **short},
         {"model": "short", "fault": "second_step_wrong", **short},
         {"optimizer": "sgd", "optimizer.lr": 100},
+        {"model": "short", "seed": 2, "storage.keep_free_bytes": 10**18},
     ]
     alone = ("parallel=none", "world_size=1", "device=cpu", "retry=0")
     return run(folder, *blocks(cells), f"known_failures={listed}", *alone)
@@ -97,6 +98,16 @@ def test_unlisted_failure_and_listed_pass_are_not_ok(unexpected: Finished) -> No
     assert unexpected.row(model="short", seed=1)["status"] == "xpass"
     kept = unexpected.folder / failed["cell"] / "checkpoints"
     assert list(kept.rglob("*.distcp")), "the checkpoint of a failed cell is kept"
+
+
+def test_disk_space_is_checked_before_each_cell(unexpected: Finished) -> None:
+    ran, skipped = unexpected.row(optimizer="sgd"), unexpected.row(seed=2)
+    assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
+    assert ran["config_dir"] == str(TESTS / "conf")
+    assert skipped["status"] == "skip"
+    assert "too little disk space" in skipped["reason"]
+    assert "888.2 PiB have to stay free" in skipped["reason"]
+    assert not (unexpected.folder / skipped["cell"]).exists()
 
 
 def test_sweep_of_skips_measures_nothing(tmp_path: Path) -> None:

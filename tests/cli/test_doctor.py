@@ -8,6 +8,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -68,69 +69,63 @@ def test_missing_torch_is_bad(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "torch          bad    torch cannot be imported here" in capsys.readouterr().out
 
 
-def test_an_old_torch_is_bad(lines: Callable[..., dict[str, Line]]) -> None:
-    old = lines(torch="2.4.1+cu121")["torch"]
-    assert (old.state, old.fix) == ("bad", "pip install 'torch>=2.11'")
-    assert lines(torch="2.14.0a0+git1234")["torch"].state == "ok"
-
-
 H200 = {"gpus": ["H200"] * 4, "cuda": "13.0", "nccl": "2.28"}
 
 
 @pytest.mark.parametrize(
-    ("known", "in_driver", "state", "message"),
+    ("known", "in_driver", "name", "state", "message"),
     [
-        ({}, 0, "ok", "none: cells run on the CPU"),
-        ({}, 3, "warning", "driver knows 3, torch 2.13.0 none: install a CUDA build of torch"),
-        ({"cuda": "13.0"}, 3, "warning", "check CUDA_VISIBLE_DEVICES"),
-        ({**H200, "gpu_count": 4}, 4, "ok", "4 × H200, CUDA 13.0, NCCL 2.28"),
-        ({**H200, "gpu_count": 1, "nccl": "2.30.7"}, 1, "ok", "1 × H200"),
-        ({**H200, "gpu_count": 1}, 1, "warning", "for all parallelisms, pip install --target DIR"),
+        ({"torch": "2.4.1+cu121"}, 0, "torch", "bad", "pip install 'torch>=2.11'"),
+        ({"torch": "2.14.0a0+git1234"}, 0, "torch", "ok", "2.14"),
+        ({}, 0, "gpus", "ok", "none: cells run on the CPU"),
+        ({}, 3, "gpus", "warning", "driver knows 3, torch 2.13.0 none: install a CUDA build of torch"),
+        ({"cuda": "13.0"}, 3, "gpus", "warning", "check CUDA_VISIBLE_DEVICES"),
+        ({**H200, "gpu_count": 4}, 4, "gpus", "ok", "4 × H200, CUDA 13.0, NCCL 2.28"),
+        ({**H200, "gpu_count": 1, "nccl": "2.30.7"}, 1, "gpus", "ok", "1 × H200"),
+        ({**H200, "gpu_count": 1}, 1, "gpus", "warning", "for all parallelisms, pip install --target DIR"),
     ],
 )
-def test_gpus_of_torch_and_of_the_driver(
+def test_torch_and_gpus(
     known: dict[str, Any],
     in_driver: int,
+    name: str,
     state: str,
     message: str,
     lines: Callable[..., dict[str, Line]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The driver's are those that a program named nvidia-smi prints, if there is one."""
+    """The driver's GPUs are those that a program named nvidia-smi prints, if there is one that ends."""
     monkeypatch.setenv("PATH", str(tmp_path))
     if in_driver:
         program = tmp_path / "nvidia-smi"
         program.write_text("#!/bin/sh\n" + "echo GPU\n" * in_driver)
         program.chmod(0o755)
-    line = lines(**known)["gpus"]
+    line = lines(**known)[name]
     assert (line.state, message in f"{line.seen}: {line.fix}") == (state, True), line
-
-
-def test_a_hanging_nvidia_smi_is_abandoned(
-    lines: Callable[..., dict[str, Line]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hangs(*words: object, **how: Any) -> None:
-        raise subprocess.TimeoutExpired("nvidia-smi", how["timeout"])
-
+    hangs = mock.Mock(side_effect=subprocess.TimeoutExpired("nvidia-smi", 20))
     monkeypatch.setattr(subprocess, "run", hangs)
     assert lines()["gpus"].seen == "none: cells run on the CPU"
 
 
-def test_full_disks_and_scarce_shared_memory(
+def test_scarce_memory_and_full_disks(
     lines: Callable[..., dict[str, Line]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {lines()[name].state for name in ("disk", "shared memory")} == {"ok"}
+    there, of_nobody = lines(), lines(Path("/proc/sys"))["disk"]
+    assert {there[name].state for name in ("disk", "shared memory")} == {"ok"}
+    assert (of_nobody.state, "cannot be written to" in of_nobody.seen) == ("bad", True)
+    memory = psutil.virtual_memory()._replace(available=2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
-    disk, shared = (lines(tmp_path / "not" / "there")[name] for name in ("disk", "shared memory"))
-    assert (disk.state, "1.0 MiB free" in disk.seen) == ("bad", True)
-    assert "storage.keep_free_bytes" in disk.seen
-    assert (shared.state, "--shm-size" in shared.fix) == ("warning", True)
-
-
-def test_a_read_only_folder_is_bad(lines: Callable[..., dict[str, Line]]) -> None:
-    line = lines(Path("/proc/sys"))["disk"]
-    assert (line.state, "cannot be written to" in line.seen) == ("bad", True)
+    found = lines(tmp_path / "not" / "there")
+    for name, state, message in (
+        ("disk", "bad", "1.0 MiB free"),
+        ("disk", "bad", "storage.keep_free_bytes"),
+        ("shared memory", "warning", "--shm-size"),
+        ("memory", "warning", "1.0 GiB of"),
+    ):
+        line = found[name]
+        assert (line.state, message in f"{line.seen}: {line.fix}") == (state, True), line
 
 
 def test_missing_compiler(
@@ -148,10 +143,3 @@ def test_missing_compiler(
         why = why_skip(compiled, compiled, Machine(gpus=0, description={}))
         assert f"a C++ compiler, and {name} was not found" in str(why)
         monkeypatch.setenv("CXX", "another")
-
-
-def test_scarce_memory(lines: Callable[..., dict[str, Line]], monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = psutil.virtual_memory()._replace(available=2**30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    line = lines()["memory"]
-    assert (line.state, "1.0 GiB of" in line.seen) == ("warning", True)

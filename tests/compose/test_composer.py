@@ -118,15 +118,6 @@ def test_cells_of_experiments_equal_hydras(experiment: str, hydra_loader: Config
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
 
 
-@pytest.mark.parametrize("number", range(1, 4))
-def test_sampled_cells_equal_hydras(number: int, hydra_loader: ConfigLoader) -> None:
-    chance = random.Random(number)
-    base = sweep(hydra_loader)
-    composer = Composer(hydra_loader, base)
-    for cell in random_sweep(chance, 6):
-        assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
-
-
 OTHER_WORDS = (
     ["experiment=seeds", "seed=1", "scenario=convert", "load_parallel=fsdp", "parallel=hsdp"],
     ["+model.options.more=3", "model.options.more=4"],
@@ -140,9 +131,10 @@ OTHER_WORDS = (
 
 
 def test_other_words_equal_hydras_composition(hydra_loader: ConfigLoader) -> None:
+    """And random ones."""
     base = sweep(hydra_loader)
     composer = Composer(hydra_loader, base)
-    for words in OTHER_WORDS:
+    for words in [*OTHER_WORDS, *random_sweep(random.Random(1), 6)]:
         assert is_as_by_hydra(composer, hydra_loader, base, words), words
 
 
@@ -155,21 +147,18 @@ def test_a_cell_with_the_words_of_the_sweep_is_not_composed_again(hydra_loader: 
         assert composed == []
     for cell in (words, [*words, "optimizer=sgd"], words[:3]):
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
+    lists = ",".join(LISTS["parallel"])
+    others = Composer(hydra_loader, sweep(hydra_loader, f"parallel={lists}", "saves=2"))
+    with counted(hydra_loader) as composed:
+        made = [others.config([*cell, "saves=2"]) for cell in crossed(**LISTS)]
+        assert composed == [], "parts are made without Hydra"
+        assert others.config(["parallel=tp"]).saves == 3, "without a word of the sweep"
+        assert composed == [[]]
+    assert [(one.parallel.name, one.seed) for one in made[:3]] == [("ddp", 1), ("ddp", 2), ("ddp", 1)]
     planned = Composer(hydra_loader, sweep(hydra_loader, "repeats=2", "seed=3"))
     with counted(hydra_loader) as composed:
         assert planned.config(["seed=3"]).seed == 3, "repeats is a key of the sweep"
         assert composed == []
-
-
-def test_parts_are_made_without_hydra(hydra_loader: ConfigLoader) -> None:
-    lists = ",".join(LISTS["parallel"])
-    composer = Composer(hydra_loader, sweep(hydra_loader, f"parallel={lists}", "saves=2"))
-    with counted(hydra_loader) as composed:
-        made = [composer.config([*cell, "saves=2"]) for cell in crossed(**LISTS)]
-        assert composed == []
-        assert composer.config(["parallel=tp"]).saves == 3, "without a word of the sweep"
-        assert composed == [[]]
-    assert [(one.parallel.name, one.seed) for one in made[:3]] == [("ddp", 1), ("ddp", 2), ("ddp", 1)]
 
 
 def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader) -> None:

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
-from conftest import SMALL, TESTS, Finished, blocks, environment
+from conftest import environment
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.config.text import duration_text, size_text
@@ -186,23 +185,6 @@ def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.Mon
         "and 953.7 MiB have to stay free (storage.keep_free_bytes)"
     )
     assert "free in" in str(why(keep_free_bytes=3 * 10**9 + 1))
-
-
-@pytest.mark.slow
-def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) -> None:
-    free = {0: 0, 1: 10**18}
-    cells = blocks({"seed": seed, "storage.keep_free_bytes": free[seed]} for seed in free)
-    ended = sweep(*cells, *SMALL, "parallel=none", "saves=2", "device=cpu", "world_size=1")
-    ran, skipped = ended.rows
-    assert ran["status"] == "pass"
-    assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
-    assert skipped["status"] == "skip"
-    assert "too little disk space" in skipped["reason"]
-    assert "888.2 PiB have to stay free" in skipped["reason"]
-    assert not (ended.folder / skipped["cell"]).exists()
-    assert ended.status == 0
-
-    assert ran["config_dir"] == str(TESTS / "conf")
 
 
 def planned(capsys: pytest.CaptureFixture[str], jobs: list[PlannedCell], **options: Any) -> tuple[int, str]:

@@ -11,6 +11,7 @@ import faulthandler
 import importlib
 import os
 import pickle
+import re
 import selectors
 import signal
 import subprocess
@@ -121,7 +122,7 @@ class Driver:
         prepare: Callable[[], object] | None = None,
     ) -> None:
         assert may_start, "a test that starts a driver is `slow`"
-        may_restart = any("target=" in word or word.startswith("restart=") for word in words)
+        may_restart = any(re.match(r"(?!executor).*target=|restart=", word) for word in words)
         if may_restart and "PYTHONHASHSEED" not in os.environ:
             restarted.start()
         reads, writes = zip(*(os.pipe() for _ in range(2)), strict=True)

@@ -106,6 +106,6 @@ def test_installed_plugin_changes_no_finished_cell(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     for _ in range(2):
-        again = resume(folder, own_process=True)
+        again = resume(folder)
         assert "resume: 2 of 2 cells are done" in again.err.splitlines(), again.err
         assert " again: " not in again.err

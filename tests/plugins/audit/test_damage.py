@@ -151,6 +151,9 @@ def raw(name: str, content: bytes) -> Damage:
     return lambda at: (at / name).write_bytes(content)
 
 
+meta = partial(raw, METADATA)
+
+
 def renamed(name: str, to: str) -> Damage:
     return lambda at: (at / name).rename(at / to)
 
@@ -267,8 +270,8 @@ DAMAGED: dict[str, dict[str, tuple[Damage, str] | tuple[Damage, str, str]]] = {
         "metadata a loop": (replaced(METADATA, lambda at: at.symlink_to(at)), "cannot be read"),
         "metadata nowhere": (replaced(METADATA, link("/nowhere")), "No such file"),
         "metadata a device": (replaced(METADATA, link("/dev/zero")), "regular file"),
-        "metadata text": (raw(METADATA, b"hello"), "not written by DCP"),
-        "metadata a list": (raw(METADATA, pickle.dumps([1])), "no metadata"),
+        "metadata text": (meta(b"hello"), "not written by DCP"),
+        "metadata a list": (meta(pickle.dumps([1])), "no metadata"),
         "chunks overlap": (chunked(((0, 0), (3, 6)), ((2, 0), (2, 6))), "[0, 0] and [2, 0] overlap"),
         "a column twice": (chunked(((0, 0), (4, 4)), ((0, 3), (4, 3))), "overlap"),
         "a hole": (chunked(((0, 0), (2, 6)), ((3, 0), (1, 6))), "have 18 of 24 elements"),
@@ -282,45 +285,39 @@ DAMAGED: dict[str, dict[str, tuple[Damage, str] | tuple[Damage, str, str]]] = {
             rewritten(lambda of: of.storage_data.pop(AT_0)),
             "nothing is stored for the chunk at [0, 0]",
         ),
-        "no key": (
-            rewritten(lambda of: of.state_dict_metadata.pop(WEIGHT)),
-            "stored, but not under any key",
-        ),
+        "no key": (rewritten(lambda of: of.state_dict_metadata.pop(WEIGHT)), "stored, but not under any key"),
         "key a number": (
             rewritten(lambda of: of.state_dict_metadata.update({7: BytesStorageMetadata()})),
             "not written by DCP",
         ),
         "no storage": (rewritten(lambda of: setattr(of, "storage_data", None)), "nothing is stored"),
         "no places": (rewritten(lambda of: setattr(of, "storage_data", [1])), "not written by DCP"),
-        "a command": (raw(METADATA, pickle.dumps(Calls(os.system, "touch ran"))), NOT_OF_DCP),
+        "a command": (meta(pickle.dumps(Calls(os.system, "touch ran"))), NOT_OF_DCP),
         "a command in it": (
             rewritten(lambda of: setattr(of, "planner_data", Calls(open, "ran", "w"))),
             NOT_OF_DCP,
         ),
-        "an eval": (raw(METADATA, pickle.dumps(Calls(eval, "open('ran', 'w')"))), NOT_OF_DCP),
+        "an eval": (meta(pickle.dumps(Calls(eval, "open('ran', 'w')"))), NOT_OF_DCP),
         "a command by torch": (
-            raw(METADATA, b"\x80\x04\x8c\x05torch\x8c\tos.system\x93\x8c\ttouch ran\x85R."),
+            meta(b"\x80\x04\x8c\x05torch\x8c\tos.system\x93\x8c\ttouch ran\x85R."),
             NOT_OF_DCP,
         ),
-        "a dtype's class": (raw(METADATA, b"\x80\x04\x8c\x05torch\x8c\rfloat32.__new_\x93."), NOT_OF_DCP),
+        "a dtype's class": (meta(b"\x80\x04\x8c\x05torch\x8c\rfloat32.__new_\x93."), NOT_OF_DCP),
         "a class's module": (
-            raw(METADATA, b"\x80\x04\x8c%torch.distributed.checkpoint.metadata\x8c\x0cos.system.__\x93."),
+            meta(b"\x80\x04\x8c%torch.distributed.checkpoint.metadata\x8c\x0cos.system.__\x93."),
             NOT_OF_DCP,
         ),
-        "an old command": (raw(METADATA, b"cposix\nsystem\n(S'touch ran'\ntR."), NOT_OF_DCP),
-        "an instance": (raw(METADATA, b"(S'touch ran'\niposix\nsystem\n."), NOT_OF_DCP),
-        "an extension": (raw(METADATA, b"\x80\x02\x82\x01."), NOT_OF_DCP),
-        "a persistent id": (raw(METADATA, b"Pnumber\n."), NOT_OF_DCP),
+        "an old command": (meta(b"cposix\nsystem\n(S'touch ran'\ntR."), NOT_OF_DCP),
+        "an instance": (meta(b"(S'touch ran'\niposix\nsystem\n."), NOT_OF_DCP),
+        "an extension": (meta(b"\x80\x02\x82\x01."), NOT_OF_DCP),
+        "a persistent id": (meta(b"Pnumber\n."), NOT_OF_DCP),
     },
     "files": {
         "another place": (
             placed(relative_path="__7_0.distcp"),
             "__7_0.distcp: no such file; the metadata says 11177 bytes",
         ),
-        "a path that leads out": (
-            placed(relative_path="../other/.metadata"),
-            "../other/.metadata: no such",
-        ),
+        "a path that leads out": (placed(relative_path="../other/.metadata"), "../other/.metadata: no such"),
         "a path from the root": (placed(relative_path="/etc/hostname"), "/etc/hostname: no such"),
         "a path with a NUL": (placed(relative_path="a\0b"), r"a\x00b: no such"),
         "a path that is a number": (placed(relative_path=7), "a file is named 7"),
@@ -367,10 +364,7 @@ DAMAGED: dict[str, dict[str, tuple[Damage, str] | tuple[Damage, str, str]]] = {
         "short": (cut(ONE, 0.99), "bytes; the metadata says"),
         "long": (cut(ONE, 4096), "is 4096 bytes; the metadata says"),
         "missing": (removed(TWO), "no such file; keys listed in it: 1"),
-        "a number missing": (
-            removed(TWO, INDEX),
-            f"{TWO}: no such file, though files are numbered up to 2",
-        ),
+        "a number missing": (removed(TWO, INDEX), f"{TWO}: no such file, though files are numbered up to 2"),
         "a pipe": (replaced(TWO, os.mkfifo), "no such file"),
         "a device": (replaced(TWO, link("/dev/zero")), "no such file"),
         "empty": (raw(TWO, b""), "its header has 0 of 0 bytes"),
