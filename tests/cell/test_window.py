@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dcpbench.cell.cell import Window
-from dcpbench.cell.uninterrupted import LONGEST, announce_length, window_of_trainer
+from dcpbench.cell.trainer_steps import LONGEST, announce_length, window_of_trainer
 from dcpbench.core.rank_report import Skip
 from support.alone import bare_cell, config
 

@@ -32,9 +32,8 @@ from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.runs import build_run, put
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.runs.put import change_again, copy_state
-from dcpbench.runs.run import Limits, Run, Unchanged, dtypes_of
+from dcpbench.runs.run import Limits, Run, TrainingEndedError, Unchanged, dtypes_of
 from dcpbench.runs.run_state import (
     State,
     as_judged,
@@ -222,7 +221,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. The checks of plug-ins follow."""
     expected = before_a_step(checkpoint.state, target)
-    if isinstance(target, TrainerRun):
+    if cell.config.own_trainer:
         attributes = as_judged(checkpoint.state, target.limits)[StatePart.extra]
         _note_values(cell, target.lost_within(attributes))
     if cell.config.own_trainer and not cell.world.any_rank(expected[StatePart.extra]):
@@ -237,7 +236,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
             # By content, ranks also report what others have; not what is left out on this one.
             left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
-            if isinstance(target, TrainerRun) and part is StatePart.extra:
+            if part is StatePart.extra:
                 found = target.lost(found, leaves, before_a_step=True)
             compared = replace(controls[part], found=found)
             comparisons[part] = Comparison(leaves, actual[part], compared)
@@ -344,7 +343,7 @@ def resume(
         return
     ended = False
     generators = dict(target.random.states)
-    if isinstance(target, TrainerRun):
+    if cell.config.own_trainer:
         resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
     elif exactly or not isinstance(target, OwnRun) or target.limits.why_no_twin:
         resumed = steps.train(cell, target, last)
@@ -371,7 +370,7 @@ def resume(
             {**state, flags: {name: leaf for name, leaf in state[flags].items() if text_of(name) not in left}}
             for state in (live_state(target), as_judged(record.states[last], target.limits))
         )
-        if isinstance(target, TrainerRun) and until:  # it trains on
+        if cell.config.own_trainer and until:  # it trains on
             del actual[StatePart.extra]
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part is flags):
@@ -379,7 +378,7 @@ def resume(
                 if checkpoint.by_content:
                     how, proven = partial(checkpoint.compare, group=cell.world.group), set()
                 compared[part] = compare_controlled(expected[part], leaves, proven=proven, how=how)
-                if isinstance(target, TrainerRun) and part is StatePart.extra:
+                if part is StatePart.extra:
                     found = target.lost(compared[part].found, expected[part])
                     compared[part] = replace(compared[part], found=found)
         for of, one in compared.items():
@@ -393,7 +392,7 @@ def resume(
 
 
 def _resume_trainer(
-    cell: Cell, target: TrainerRun, checkpoint: Checkpoint, record: Story, last: int
+    cell: Cell, target: Run, checkpoint: Checkpoint, record: Story, last: int
 ) -> tuple[list[float], bool]:
     """Train a restored trainer on, and compare the attributes that its first step has made with the reference
     run's. Return its losses, and whether it ended before step `last`."""

@@ -26,7 +26,6 @@ from dcpbench.core.state import StatePart
 from dcpbench.formats.audit import compare_manifest
 from dcpbench.runs import build_run
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.own_trainer import TrainerRun
 from dcpbench.runs.run import NO_LIMITS, Limits, Run
 from dcpbench.runs.run_state import (
     State,
@@ -92,11 +91,7 @@ def other_seed(cell: Cell, number: int) -> int:
 def parallel_run(cell: Cell, seed: int, limits: Limits = NO_LIMITS) -> Run:
     """Build a run under the parallelism of the cell, or the user's trainer. Without `scheduler` a load
     creates that; `limits` are those that an earlier run has shown."""
-    run: Run
-    if cell.config.own_trainer:
-        run = TrainerRun(cell.config, cell.world, seed, limits)
-    else:
-        run = build_run.build(cell.config, cell.world, seed, limits)
+    run = build_run.build_configured(cell.config, cell.world, seed, limits)
     for hook in hooks("run"):
         hook(cell, run)
     return run
@@ -143,7 +138,7 @@ def advance(cell: Cell, reference: Story, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     run, saves = reference.trained, cell.window.saves
     ends = {*cell.window.ends, *reference.ends}
-    first_steps = {step + 1 for step in (*saves, *ends)} if isinstance(run, TrainerRun) else set[int]()
+    first_steps = {step + 1 for step in (*saves, *ends)} if cell.config.own_trainer else set[int]()
     for step in sorted({*ends, *first_steps, until}):
         if not run.train_state.step <= step <= until:
             continue
@@ -152,7 +147,7 @@ def advance(cell: Cell, reference: Story, until: int) -> None:
             if step in ends:
                 reference.states[step] = retained_state(run)
                 reference.unsaved_values[step] = run.unsaved_values().texts
-            if isinstance(run, TrainerRun):
+            if cell.config.own_trainer:
                 reference.stepped[step] = retained(run.made_by_steps())
                 reference.generators[step] = dict(run.random.states)
 
@@ -395,7 +390,7 @@ def load(
                     f"{error}; {checkpoint_files.report_missing(cell, checkpoint, error.filename)}"
                 ) from error
             raise
-        if isinstance(target, TrainerRun):
+        if cell.config.own_trainer:
             target.train_state.step = checkpoint.step  # no checkpoint of it has that
         target.comes_after = where
         cell.world.synchronize()

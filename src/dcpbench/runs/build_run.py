@@ -44,6 +44,13 @@ _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _BATCH_STATISTICS = "batch normalisation sees a rank's share of each batch"
 
 
+def build_configured(config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> Run:
+    """Build the run of a cell, or its user's trainer; `limits` are those that an earlier run has shown."""
+    if config.own_trainer:
+        return TrainerRun(config, world, seed, limits)
+    return build(config, world, seed, limits)
+
+
 def build(config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> OwnRun:
     """Build the run of a cell under its parallelism, compiled if the cell is.
 

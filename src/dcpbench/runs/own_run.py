@@ -1,7 +1,7 @@
 """dcpbench's own run: the training loop, and everything that its checkpoints contain."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,9 +22,9 @@ from dcpbench.compare.whole_tensors import (
 )
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import Place
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Skip
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.run import (
     NO_LIMITS,
     Limits,
@@ -80,6 +80,7 @@ class OwnRun:
     """
 
     comes_after = Place("before the first save")
+    in_new: Set[Name] | None = None
     grad_norm: float | None = None
     samples: int = 1
     _parts: Parts[str] | None = None
@@ -200,6 +201,16 @@ class OwnRun:
         }
 
     def attributes(self) -> Leaves:
+        return {}
+
+    def made_by_steps(self) -> Leaves:
+        return {}
+
+    def lost(self, found: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False) -> list[Mismatch]:
+        """Return all of them: what is saved has one place."""
+        return [*found]
+
+    def lost_within(self, saved: Leaves) -> dict[str, str]:
         return {}
 
     def unsaved_values(self) -> UnsavedValues:

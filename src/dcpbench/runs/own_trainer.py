@@ -2,7 +2,7 @@
 
 import pkgutil
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from dcpbench.compare.leaves import compare, same_leaf, same_leaves
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch, Place
-from dcpbench.core.state import StatePart, text_of
+from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.runs.attributes import (
     inner_attributes,
     optimizer_of,
@@ -23,7 +23,7 @@ from dcpbench.runs.attributes import (
     values_within,
 )
 from dcpbench.runs.epochs import EpochEnds
-from dcpbench.runs.run import NO_LIMITS, Limits, noting_gradients
+from dcpbench.runs.run import NO_LIMITS, Limits, TrainingEndedError, noting_gradients
 from dcpbench.runs.unsaved_values import UnsavedValues
 from dcpbench.state.snapshot import Leaves, Slot, retained
 from dcpbench.workloads.generators import ALL, RandomState
@@ -40,18 +40,6 @@ _ENDS_WITHIN_S = 10.0
 """How long a rank whose trainer has ended waits for the others to end in the same step."""
 _SCHEDULES = "lr_scheduler.py"
 """The file of torch's schedules, one of which raises at the step after its last."""
-
-
-class TrainingEndedError(Exception):
-    """A trainer takes no further step, on any rank.
-
-    Args:
-        step: the last one that it has taken.
-    """
-
-    def __init__(self, step: int, why: str) -> None:
-        super().__init__(f"the trainer ended after step {step}: {why}")
-        self.step = step
 
 
 @dataclass(frozen=True)
@@ -128,7 +116,6 @@ class TrainerRun:
 
     Attributes:
         epochs: where its epochs end.
-        in_new: the names of the attributes that a new trainer has, and that are not None there.
     """
 
     comes_after = Place("before the first save")
@@ -169,7 +156,9 @@ class TrainerRun:
             self.trainer = build_trainer(config, setup)
         self._is_new, self._has_stepped, self._unreadable = True, False, dict[str, str]()
         self._read_attributes()
-        self.in_new = {name for name, leaf in own_attributes(self.trainer).items() if leaf is not None}
+        self.in_new: Set[Name] | None = {
+            name for name, leaf in own_attributes(self.trainer).items() if leaf is not None
+        }
         self._built, self._loaded = retained(values_within(self.trainer)), Leaves()
 
     def _why_no_replicas(self) -> str | None:
@@ -203,7 +192,7 @@ class TrainerRun:
 
     def made_by_steps(self) -> Leaves:
         """Return those of its own attributes that are compared, and that a new trainer lacks."""
-        due = (self.limits.changing or frozenset()) - self.in_new
+        due = (self.limits.changing or frozenset()) - (self.in_new or set())
         return {name: leaf for name, leaf in own_attributes(self.trainer).items() if name in due}
 
     def lost(self, found: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False) -> list[Mismatch]:

@@ -1,7 +1,7 @@
 """A run: trained, saved, loaded and compared; and how its steps use gradients. It is dcpbench's own loop
 (`own_run`) or a user's trainer (`own_trainer`), which share no code but the functions here."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dcpbench.compare.whole_tensors import dense
-from dcpbench.core.mismatch import Place
+from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.unsaved_values import UnsavedValues
@@ -64,6 +64,18 @@ class Limits:
 NO_LIMITS = Limits()
 
 
+class TrainingEndedError(Exception):
+    """A run takes no further step, on any rank.
+
+    Args:
+        step: the last one that it has taken.
+    """
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"the trainer ended after step {step}: {why}")
+        self.step = step
+
+
 class Run(Protocol):
     """A run on this rank.
 
@@ -75,6 +87,8 @@ class Run(Protocol):
             prove nothing.
         limits: what of it cannot be compared. The last step of the reference run shows which generators.
         comes_after: the last save or load of it.
+        in_new: the names of the attributes that a new trainer has, and that are not None there; None of a
+            workload, which says itself what is saved.
     """
 
     world: World
@@ -86,6 +100,7 @@ class Run(Protocol):
     alive: list[bool]
     limits: Limits
     comes_after: Place
+    in_new: Set[Name] | None
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpointer saves, and loads into, by top-level key."""
@@ -97,11 +112,25 @@ class Run(Protocol):
     def attributes(self) -> Leaves:
         """Return the state of which only what training changes is compared, in `extra`."""
 
+    def made_by_steps(self) -> Leaves:
+        """Return those of its attributes that are compared, and that a new run lacks."""
+
+    def lost(self, found: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False) -> list[Mismatch]:
+        """Return the mismatches of attributes whose saved value is not held elsewhere. Before a step a number
+        may be held as the next."""
+
+    def lost_within(self, saved: Leaves) -> dict[str, str]:
+        """Return both values of each attribute of an object in it that a load has not restored."""
+
     def unsaved_values(self) -> UnsavedValues:
         """Read plain values that are in no state dict."""
 
     def train(self, batches: Batches, until: int) -> list[float]:
-        """Train up to and including step `until`; return the global batch's loss of each step."""
+        """Train up to and including step `until`; return the global batch's loss of each step.
+
+        Raises:
+            TrainingEndedError: it ended before, on all ranks.
+        """
 
     def places(self) -> dict[StatePart, list[Slot]]:
         """Return the containers of the same state, and of the generators, as far as values can be put."""

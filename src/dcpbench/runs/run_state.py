@@ -11,7 +11,6 @@ from dcpbench.core.state import CHECK_OF, Name, StatePart, key_of, text_of
 from dcpbench.formats.audit import Entry
 from dcpbench.runs.attributes import ZeroOptimizer
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.own_trainer import TrainerRun
 from dcpbench.runs.run import Limits, Run
 from dcpbench.state import snapshot
 from dcpbench.state.flags import HOOKS, snapshot_flags, snapshot_gradients
@@ -130,7 +129,7 @@ def before_a_step(state: State, run: Run) -> State:
         StatePart.model: [(name,) for name in overwritten],
         StatePart.flags: [HOOKS],
     }
-    if isinstance(run, TrainerRun):
+    if run.in_new is not None:
         if any(isinstance(one, ZeroOptimizer) for one in (run.optimizer, *each_of(run.optimizer))):
             made[StatePart.optimizer] = [name for name in state[StatePart.optimizer] if name[0] != "state"]
         made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.in_new
