@@ -25,8 +25,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "every key concerns saving": (
         "config/schema.py",
-        "if not item.metadata.get(OF_SAVING)]",
-        "if False]",
+        " if not config_field.metadata.get(OF_SAVING)\n",
+        " if False\n",
     ),
     "wrong training shared": (
         "cell/uninterrupted.py",
@@ -45,8 +45,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "a rank decides alone": (
         "cell/uninterrupted.py",
-        "shared and cell.world.any_rank(any(one.found for one in compared))",
-        "shared and any(one.found for one in compared)",
+        "shared and cell.world.any_rank(any(comparison.found for comparison in compared))",
+        "shared and any(comparison.found for comparison in compared)",
     ),
     "controls of losses always true": (
         "twin/gradients.py",
@@ -55,7 +55,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "controls of the audit always true": (
         "formats/audit.py",
-        "damage: any(found not in clean for found in audit(copy, wanted))",
+        "damage: any(mismatch not in clean for mismatch in audit(copy, wanted))",
         "damage: True",
     ),
     "resumed losses with themselves": (
@@ -65,8 +65,9 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "mending of what no defect explains": (
         "cell/explained.py",
-        "one.by for one in mismatches if one.by and one.name not in unexplained",
-        "str(one.by) for one in mismatches",
+        "        mismatch.name: mismatch.by\n        for mismatch in mismatches\n"
+        "        if mismatch.by and mismatch.name not in unexplained\n",
+        "        mismatch.name: str(mismatch.by)\n        for mismatch in mismatches\n",
     ),
     "resumes of what cannot be mended": (
         "cell/explained.py",
@@ -80,7 +81,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "small tensors always the same": (
         "compare/leaves.py",
-        "        if not torch.equal(one, other):\n",
+        "        if not torch.equal(expected_bytes, actual_bytes):\n",
         "        if False:\n",
     ),
     "gradients within no bound": (_TRAINING, "    if not used <= 1:\n", "    if False:\n"),

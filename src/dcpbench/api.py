@@ -186,7 +186,7 @@ class Result:
             failed[["status"]].assign(cell=names_of(rows)[failed.index], **why_failed(failed))
         ):
             below = [*row["cause"].splitlines(), f"again: {row['again']}"]
-            parts = [f"  {row['cell']}: {row['status']}: {row['reason']}", *(f"    {one}" for one in below)]
+            parts = [f"  {row['cell']}: {row['status']}: {row['reason']}", *(f"    {line}" for line in below)]
             lines.append("\n".join(map(visible, parts)))
         more = [f"  and {len(lines) - _MOST_CELLS} more"] if len(lines) > _MOST_CELLS else []
         raise CellsFailedError("\n".join([f"{head} ({self.folder})", *lines[:_MOST_CELLS], *more]))
@@ -411,8 +411,8 @@ def _sweep(
     words: Sequence[str], folder: str | Path | None, config_dir: str | Path | None, root: Path | None
 ) -> Result:
     """Run a sweep."""
-    own, place = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else [], _place(folder)
-    return _run(["run", *own, *words, override("hydra.sweep.dir", place)], place, _environment(root))
+    option, place = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else [], _place(folder)
+    return _run(["run", *option, *words, override("hydra.sweep.dir", place)], place, _environment(root))
 
 
 def _run(asked: Sequence[str], place: Path, environment: Mapping[str, str]) -> Result:

@@ -117,8 +117,8 @@ def test_code_gets_its_key(words: str, message: str) -> None:
 def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "gpt2.small.yaml").write_text("target: x.y\n")
-    check(["model=gpt2.small", "model@other=mine"], own=tmp_path)
-    check(["model=mine"], own=TESTS / "conf")
+    check(["model=gpt2.small", "model@other=mine"], config_dir=tmp_path)
+    check(["model=mine"], config_dir=TESTS / "conf")
 
 
 @pytest.mark.parametrize(

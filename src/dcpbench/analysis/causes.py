@@ -53,8 +53,8 @@ def signs_of(row: Mapping[str, Any]) -> dict[str, bool]:
 
     def passed(*checks: str) -> bool:
         """None of them failed, and at least one passed; null ones did not apply."""
-        found = [row.get(check) for check in checks]
-        return True in found and False not in found
+        outcomes = [row.get(check) for check in checks]
+        return True in outcomes and False not in outcomes
 
     restored, equal = ("model_equal", "optim_equal", "extra_equal"), "loss_resume_equal"
     searches = row.get("parallel") == "ddp_unused"
@@ -90,7 +90,7 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     notes = [*notes_of(row)] if failed & _RESUMED else []
     values = {note.name: note.text for note in notes if note.kind == "in_no_state_dict"}
     unreadable = {note.name: note.text for note in notes if note.kind == "unreadable"}
-    texts = [f"{name}: {value}" for name, value in values.items()]
+    texts = [f"{name}: {text}" for name, text in values.items()]
     causes = [f"{listed(texts, _NAMED)}; in no state dict"] if values else []
     causes += [str(cause) for cause in list_in(dict_in(row.get("details")).get("likely"))]
     explained = _RESUMED if values else set[str]()
@@ -118,9 +118,9 @@ def _details_of(row: Mapping[str, Any], check: str) -> dict[str, Any]:
 def _has_no_state(details: Mapping[str, Any]) -> bool:
     """Return whether every entry of the optimizer's state is missing, as far as they are listed."""
     names = {name.partition(" ")[0] for name in dict_in(details.get("control")) if name.startswith("state.")}
-    found = [*map(dict_in, list_in(details.get("worst")))]
-    missing = {one.get("name") for one in found if one.get("problem") == Problem.missing}
-    return bool(names) and (names <= missing or len(missing) == len(found) >= _LISTED)
+    mismatches = [*map(dict_in, list_in(details.get("worst")))]
+    missing = {mismatch.get("name") for mismatch in mismatches if mismatch.get("problem") == Problem.missing}
+    return bool(names) and (names <= missing or len(missing) == len(mismatches) >= _LISTED)
 
 
 def short_reason(row: Mapping[str, Any]) -> str:
@@ -145,11 +145,11 @@ def short_reason(row: Mapping[str, Any]) -> str:
     if row.get("status") != "fail" or not failed:
         return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
     details = _details_of(row, failed[0])
-    found = [one for one in map(dict_in, list_in(details.get("worst"))) if one]
-    if not found:
+    mismatches = [mismatch for mismatch in map(dict_in, list_in(details.get("worst"))) if mismatch]
+    if not mismatches:
         return reason
-    first = min(map(_step, found))
-    worst = max((one for one in found if _step(one) == first), key=_distance)
+    first = min(map(_step, mismatches))
+    worst = max((mismatch for mismatch in mismatches if _step(mismatch) == first), key=_distance)
     problem = str(worst.get("problem", Problem.differs))
     differs = problem in (Problem.differs, Problem.value, Problem.far)
     how = "differs" if differs else problem.replace("_", " ")

@@ -29,14 +29,14 @@ def runs_of(frame: pd.DataFrame, asked: Sequence[str]) -> pd.DataFrame:
     text = " ".join(asked)
     frame = frame.assign(number=cell_numbers(frame) + 1, name=names_of(frame))
     words = [_words_of(row) for row in records(frame)]
-    found = frame[_matching(frame, text, words)] if text else frame
-    cells = found.drop_duplicates("number")
+    matching = frame[_matching(frame, text, words)] if text else frame
+    cells = matching.drop_duplicates("number")
     if len(cells) == 1:
-        return found
+        return matching
     if cells.empty:
         why = "no cell has all of these words"
         known = dict.fromkeys(word for of in words for word in of)
-        unknown = [word for word in _words(text) if not any(word in one for one in known)]
+        unknown = [word for word in _words(text) if not any(word in known_word for known_word in known)]
         if text.isdecimal():
             why = f"no such cell; their numbers are 1 to {frame['number'].max()}"
         elif unknown:
@@ -53,10 +53,10 @@ def _matching(frame: pd.DataFrame, text: str, words: Sequence[Sequence[str]]) ->
         return frame["number"].eq(int(text[:9]))
     asked = _words(text)
     complete = [all(word in of for word in asked) for of in words]
-    partly = [all(any(word in one for one in of) for word in asked) for of in words]
+    partly = [all(any(word in known_word for known_word in of) for word in asked) for of in words]
     named = is_true(frame["cell"].eq(text) | frame["name"].eq(text))
-    ways = (named, *(pd.Series(found, frame.index, dtype=bool) for found in (complete, partly)))
-    return next((found for found in ways if found.any()), named)
+    ways = (named, *(pd.Series(matches, frame.index, dtype=bool) for matches in (complete, partly)))
+    return next((matches for matches in ways if matches.any()), named)
 
 
 def _words(text: str) -> list[str]:
@@ -66,7 +66,7 @@ def _words(text: str) -> list[str]:
 def _words_of(row: dict[str, Any]) -> list[str]:
     """Return the words of a row's cell: its overrides, its axes, their values, and its repeat."""
     axes = {axis: as_text(row[axis]) for axis in AXES if row[axis] is not None}
-    named = [f"{axis}={value}" for axis, value in axes.items()]
+    named = [f"{axis}={axis_value}" for axis, axis_value in axes.items()]
     words = [*override_words(row["overrides"]), f"repeat={row['repeat']}", *_words(str(row["cell"]))]
     texts = [*words, *named, *axes.values()]
     return [text.lower() for text in texts]

@@ -137,9 +137,11 @@ def history(
         runs[name].median().unstack().reindex(columns=range(len(shown))).to_numpy() for name in metrics
     ]
     # The rate of false alarms is for the series of all metrics together.
-    found = iter(changes(np.concatenate(medians)))
+    changes_of_series = iter(changes(np.concatenate(medians)))
     by_metric = zip(metrics, medians, strict=True)
-    cost_of = [[Cost(name, values, next(found)) for values in matrix] for name, matrix in by_metric]
+    cost_of = [
+        [Cost(name, values, next(changes_of_series)) for values in matrix] for name, matrix in by_metric
+    ]
     cells = frame.drop_duplicates("key").set_index("cell")
     names, axes = names_of_cells(cells), records(cells[[*AXES, "others", "config_digest"]])
     # The reason of the first worst run in the last sweep that has the cell.
@@ -209,12 +211,12 @@ def _reconfigured(
     their configurations differ, with both values."""
     seen = kinds != ABSENT
     first, last = seen.argmax(axis=1), kinds.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
-    found = {}
+    replaced = {}
     for numbers in cells.groupby("address").groups.values():
         for number in numbers if len(numbers) > 1 else ():
-            earlier = [other for other in numbers if last[other] < first[number]]
+            earlier = [earlier_number for earlier_number in numbers if last[earlier_number] < first[number]]
             if earlier:
-                before = max(earlier, key=lambda other: last[other])
+                before = max(earlier, key=lambda earlier_number: last[earlier_number])
                 keys = config_differences(cells["config"][before], cells["config"][number])
-                found[int(number)] = (int(before), keys)
-    return found
+                replaced[int(number)] = (int(before), keys)
+    return replaced

@@ -40,8 +40,8 @@ def override_words(overrides: object) -> list[str]:
 def override_values(overrides: object) -> dict[str, str]:
     """Return the keys and values of the overrides that are not axes."""
     pairs = (word.partition("=") for word in override_words(overrides))
-    found = {key.lstrip("+~"): value for key, equals, value in pairs if equals}
-    return {key: value for key, value in found.items() if not shown_by_axes(key)}
+    values = {key.lstrip("+~"): word_value for key, equals, word_value in pairs if equals}
+    return {key: word_value for key, word_value in values.items() if not shown_by_axes(key)}
 
 
 def identity_keys(frame: pd.DataFrame) -> set[str]:
@@ -51,7 +51,7 @@ def identity_keys(frame: pd.DataFrame) -> set[str]:
     once = frame.drop_duplicates(["overrides", "config_digest"])
     for line, config in zip(once["overrides"], once["config"], strict=True):
         for key in override_values(line).keys() - known:
-            if is_below(key, config) or any(is_below(one, [key]) for one in config):
+            if is_below(key, config) or any(is_below(config_key, [key]) for config_key in config):
                 known.add(key)
     return known
 
@@ -70,7 +70,11 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
     cells["others"] = _mapped(
         frame["overrides"],
         lambda line: " ".join(
-            sorted(f"{key}={value}" for key, value in override_values(line).items() if key in address)
+            sorted(
+                f"{key}={override_value}"
+                for key, override_value in override_values(line).items()
+                if key in address
+            )
         ),
         missing="",
     )
@@ -100,8 +104,8 @@ def config_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str] = ()
 ) -> dict[str, tuple[str, str]]:
     """Return the keys in which two configurations differ, and both values as text."""
-    found = CellKey(_without(old, ignored)).differences(CellKey(_without(new, ignored)))
-    return {key: (as_text(before), as_text(after)) for key, (before, after) in found.items()}
+    differing = CellKey(_without(old, ignored)).differences(CellKey(_without(new, ignored)))
+    return {key: (as_text(before), as_text(after)) for key, (before, after) in differing.items()}
 
 
 def names_of_cells(cells: pd.DataFrame) -> list[str]:
@@ -118,7 +122,9 @@ def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
     apart, partly = [], []
     for axis in (*AXES, "others"):
         before, after = set(old[axis]), set(new[axis])
-        then, now = (listed(sorted(value or "none" for value in side), 4) for side in (before, after))
+        then, now = (
+            listed(sorted(axis_value or "none" for axis_value in side), 4) for side in (before, after)
+        )
         text = f"{'overrides' if axis == 'others' else axis} ({then} before, {now} now)"
         if not before & after:
             apart.append(text)
@@ -137,25 +143,27 @@ def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) 
 
 
 def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if not is_below(key, ignored)}
+    return {key: setting for key, setting in config.items() if not is_below(key, ignored)}
 
 
 def sweep_before(folder: Path, rows: pd.DataFrame) -> Path | None:
     """Return the newest earlier sweep in the same parent folder that has ended and has at least half of the
     cells of this one, whose `rows` are given; or None."""
-    own = folder.resolve()
-    written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
-    limit = max(map(_written_ns, own.glob("results.*")), default=0)
-    ended = [place for place, at in written.items() if place != own and at <= limit]
+    this_folder = folder.resolve()
+    written = {path.parent: _written_ns(path) for path in this_folder.parent.glob(f"*/{RESULTS_CSV}")}
+    limit = max(map(_written_ns, this_folder.glob("results.*")), default=0)
+    ended = [place for place, at in written.items() if place != this_folder and at <= limit]
     frames = map(_rows_in, sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT])
-    for other in frames if len(rows) else ():
-        if not len(other):
+    for rows_of_sweep in frames if len(rows) else ():
+        if not len(rows_of_sweep):
             continue
-        began, then = (one["started_at"].dropna().min() for one in (rows, other))
-        keys = identity_keys(pd.concat([rows, other]))
-        cells, there = (with_cells(one, keys)["address"].drop_duplicates() for one in (rows, other))
+        began, then = (sweep_rows["started_at"].dropna().min() for sweep_rows in (rows, rows_of_sweep))
+        keys = identity_keys(pd.concat([rows, rows_of_sweep]))
+        cells, there = (
+            with_cells(sweep_rows, keys)["address"].drop_duplicates() for sweep_rows in (rows, rows_of_sweep)
+        )
         if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
-            return Path(other["sweep"].iloc[0])
+            return Path(rows_of_sweep["sweep"].iloc[0])
     return None
 
 

@@ -78,11 +78,11 @@ def changes(values: Floats) -> list[list[Change]]:
         return [[] for _ in values]
     kept = np.where(values > 0, values, np.nan)
     at, p = _scan(kept)
-    found = holm(p) <= _FIRST_LOOKS
+    has_change = holm(p) <= _FIRST_LOOKS
     later = _LATER_LOOKS / max(1, len(values))
     return [
         _changes_at(series, _splits(series, int(at[number]), float(p[number]), later))
-        if found[number]
+        if has_change[number]
         else []
         for number, series in enumerate(kept)
     ]
@@ -117,9 +117,9 @@ def _worth(scores: Floats, present: Present, after: Present) -> Floats:
         rest -= side * mean[:, None]
     count = np.maximum(present.sum(axis=1), 1)
     products, squares = (rest[:, 1:] * rest[:, :-1]).sum(axis=1), (rest**2).sum(axis=1)
-    own = products / np.maximum(squares, 1e-300) + _TWO_MEANS / count
-    mean_of_all = (own * count).sum() / count.sum()
-    r = (own * count + mean_of_all * _DRAWN) / (count + _DRAWN)
+    correlations = products / np.maximum(squares, 1e-300) + _TWO_MEANS / count
+    mean_of_all = (correlations * count).sum() / count.sum()
+    r = (correlations * count + mean_of_all * _DRAWN) / (count + _DRAWN)
     return np.asarray((1 - r.clip(0, _MOST_ALIKE)) / (1 + r.clip(0, _MOST_ALIKE)))
 
 
@@ -152,24 +152,24 @@ def _splits(series: Floats, at: int, p: float, limit: float) -> Iterator[tuple[i
     before, after = np.nanmedian(series[:at]), np.nanmedian(series[at:])
     if not abs(np.log(after / before)) >= np.log1p(LEAST_EFFECT):
         return
-    for start, part in ((0, series[:at]), (at, series[at:])):
+    for start, stretch in ((0, series[:at]), (at, series[at:])):
         if start:
             yield at, p
-        (place,), (p_inner,) = _scan(part[None])
+        (place,), (p_inner,) = _scan(stretch[None])
         if p_inner <= limit:
-            inner = _splits(part, int(place), float(p_inner), limit)
+            inner = _splits(stretch, int(place), float(p_inner), limit)
             yield from ((start + inner_at, inner_p) for inner_at, inner_p in inner)
 
 
 def _changes_at(series: Floats, splits: Iterator[tuple[int, float]]) -> list[Change]:
     """Return the changes at these places, without those that are too small between their neighbours."""
-    found = dict(splits)
-    while found:
-        edges = [0, *found, series.size]
+    places = dict(splits)
+    while places:
+        edges = [0, *places, series.size]
         levels = [float(np.nanmedian(series[start:end])) for start, end in pairwise(edges)]
         steps = [abs(np.log(after / before)) for before, after in pairwise(levels)]
         if min(steps) >= np.log1p(LEAST_EFFECT):
-            steps_found = zip(found.items(), pairwise(levels), strict=True)
+            steps_found = zip(places.items(), pairwise(levels), strict=True)
             return [Change(at, before, after, p) for (at, p), (before, after) in steps_found]
-        del found[list(found)[int(np.argmin(steps))]]
+        del places[list(places)[int(np.argmin(steps))]]
     return []

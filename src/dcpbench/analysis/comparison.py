@@ -67,10 +67,10 @@ class Comparison:
 
     def kinds(self) -> set[str]:
         """Return the kinds of changes that were found, out of `FAIL_ON`."""
-        found = {*self.statuses["change"], *self.costs["verdict"]} - {SAME}
-        found |= {"failing"} if self.statuses["failing"].any() else set()
-        found |= {"regressions"} if is_regression(self.costs).any() else set()
-        return {kind.replace(" ", "-") for kind in found} & set(FAIL_ON)
+        changed_kinds = {*self.statuses["change"], *self.costs["verdict"]} - {SAME}
+        changed_kinds |= {"failing"} if self.statuses["failing"].any() else set()
+        changed_kinds |= {"regressions"} if is_regression(self.costs).any() else set()
+        return {kind.replace(" ", "-") for kind in changed_kinds} & set(FAIL_ON)
 
     def flat(self) -> pd.DataFrame:
         """Return one table: lines of the metric `status`, then of `configuration`, then of costs."""
@@ -80,8 +80,8 @@ class Comparison:
             self.configurations.assign(metric="configuration", level="cell", verdict=OTHER_CONFIGURATION),
             self.costs.astype({"old": object, "new": object}),
         ]
-        lines = pd.concat([part for part in parts if len(part)], ignore_index=True)
-        lines = lines.reindex(columns=[*dict.fromkeys(name for part in parts for name in part)])
+        lines = pd.concat([table for table in parts if len(table)], ignore_index=True)
+        lines = lines.reindex(columns=[*dict.fromkeys(name for table in parts for name in table)])
         axes = self.cells.reindex(lines["key"]).reset_index(drop=True)
         first = ["metric", "level", "name", *axes.columns, "old", "new", "verdict"]
         table = pd.concat([lines.drop(columns="key"), axes], axis=1)
@@ -184,11 +184,11 @@ def _outcomes(frame: pd.DataFrame) -> dict[str, _Outcome]:
     of_cell = runs.assign(skipped=frame["status"].eq("skip")).groupby("key", sort=False)
     good, flaky, skipped = (of_cell[name].mean() for name in ("ok", "flaky", "skipped"))
     state = np.select([(flaky > 0) | good.between(0, 1, "neither"), good == 0, skipped == 1], _STATES, "ok")
-    found = {}
+    outcomes = {}
     for (key, texts), of in zip(of_cell["text"].agg(Counter).items(), state, strict=True):
         named = [f"{count} {text}" if len(texts) > 1 else text for text, count in texts.most_common()]
-        found[str(key)] = _Outcome(of, frozenset(texts), ", ".join(named))
-    return found
+        outcomes[str(key)] = _Outcome(of, frozenset(texts), ", ".join(named))
+    return outcomes
 
 
 def _change(was: _Outcome, now: _Outcome) -> str:
@@ -204,11 +204,11 @@ def _change(was: _Outcome, now: _Outcome) -> str:
 def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     """Return what differs in the environments, with one column per side; the sweeps of a side are
     combined."""
-    found = {name: _values(sweeps) for name, sweeps in sides.items()}
+    values = {name: _values(sweeps) for name, sweeps in sides.items()}
     order = {key: place for place, key in enumerate(_FIRST)}
-    keys = sorted({key for side in found.values() for key in side} - {"earlier", "code"})
+    keys = sorted({key for side in values.values() for key in side} - {"earlier", "code"})
     lines = [
-        {"what": key, **{name: _joined(side.get(key)) for name, side in found.items()}}
+        {"what": key, **{name: _joined(side.get(key)) for name, side in values.items()}}
         for key in sorted(keys, key=lambda key: order.get(key, len(order)))
     ]
     apart = [line for line in lines if len({line[name] for name in sides}) > 1]
@@ -218,11 +218,15 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
 def code_changes(old: Sweeps, new: Sweeps) -> list[str]:
     """Return sentences, without a full stop, about the code that changed from some sweeps to others, as their
     `environment.json` records it."""
-    before, now = ([recorded(one) for one in side.environments.values()] for side in (old, new))
-    packages = {name for one in before for name in one} & {name for one in now for name in one}
+    before, now = (
+        [recorded(environment) for environment in side.environments.values()] for side in (old, new)
+    )
+    packages = {name for sources in before for name in sources} & {
+        name for sources in now for name in sources
+    }
     sentences = []
     for package in sorted(packages, key=lambda name: (name == DCPBENCH, name)):
-        sides = [[one[package] for one in side if package in one] for side in (before, now)]
+        sides = [[sources[package] for sources in side if package in sources] for side in (before, now)]
         if names := changed_files(package, *sides):
             what = "the code of dcpbench" if package == DCPBENCH else "your code"
             files = "" if package == DCPBENCH else f": {listed(names)}"
@@ -240,10 +244,10 @@ def _values(sweeps: Sweeps) -> dict[str, list[str]]:
         rows = sweeps.frame[sweeps.frame["sweep"] == folder]
         of_rows = {"torch": "torch_version", "device": "device", **{name: name for name in COMMITS}}
         given: dict[str, Iterable[Any]] = {key: list(rows[name].dropna()) for key, name in of_rows.items()}
-        given |= {key: [value] for key, value in environment.items() if value not in (None, [])}
+        given |= {key: [fact] for key, fact in environment.items() if fact not in (None, [])}
         given = {COMMITS.get(key, key): values for key, values in given.items()}
         for key, values in given.items():
-            seen.setdefault(key, {}).update(dict.fromkeys(_plain(key, value) for value in values))
+            seen.setdefault(key, {}).update(dict.fromkeys(_plain(key, fact) for fact in values))
     return {key: list(values) for key, values in seen.items()}
 
 
@@ -253,7 +257,7 @@ def _plain(key: str, value: object) -> str:
     if key in COMMITS.values():
         return short(str(value))
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(f"{count} × {item}" for item, count in Counter(map(str, value)).items())
+        return ", ".join(f"{count} × {text}" for text, count in Counter(map(str, value)).items())
     return json.dumps(value) if isinstance(value, Mapping | bool) else str(value)
 
 

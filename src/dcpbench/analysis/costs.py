@@ -42,8 +42,8 @@ def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
     """Tell which lines have a cost that is worse than before."""
     worse = {"lower": ("slower", "larger"), "higher": ("faster", "smaller"), None: ()}
     verdicts = zip(lines["metric"], lines["verdict"], strict=True)
-    found = [verdict in worse[METRICS[metric].better] for metric, verdict in verdicts]
-    return pd.Series(found, index=lines.index, dtype=bool)
+    regressions = [verdict in worse[METRICS[metric].better] for metric, verdict in verdicts]
+    return pd.Series(regressions, index=lines.index, dtype=bool)
 
 
 def run_alike(frame: pd.DataFrame, newest: pd.DataFrame, metric: str) -> "pd.Series[bool]":
@@ -109,14 +109,14 @@ def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
     """Return sets of cells that can share a change: their names, and their members, (sets, cells). Each is
     the value of an axis that several, but not all, of the `measured` cells have.
     """
-    found: dict[str, Array] = {}
+    groups: dict[str, Array] = {}
     for axis in (spec.name for spec in AXES.values() if spec.grouped):
         values = cells[axis].to_numpy()
-        for value in dict.fromkeys(values[measured]):
-            chosen = measured & (values == value)
+        for axis_value in dict.fromkeys(values[measured]):
+            chosen = measured & (values == axis_value)
             if 1 < chosen.sum() < measured.sum():
-                found[f"{axis}={value}"] = chosen
-    return list(found), np.array(list(found.values()), dtype=bool).reshape(len(found), len(cells))
+                groups[f"{axis}={axis_value}"] = chosen
+    return list(groups), np.array(list(groups.values()), dtype=bool).reshape(len(groups), len(cells))
 
 
 def _lines(

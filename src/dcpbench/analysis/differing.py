@@ -80,7 +80,7 @@ def cell_names(columns: Columns, words: Sequence[Sequence[str]] = ()) -> list[st
     has_value = [axis for axis in sorted(columns, key=_place) if {*columns[axis]}.difference(_NONE)]
     if not {*shown}.intersection(has_value):
         shown += has_value[:1]
-    named = [[_word(axis, value) for value in columns[axis]] for axis in shown]
+    named = [[_word(axis, axis_value) for axis_value in columns[axis]] for axis in shown]
     parts = zip(*named, *([others] if others else []), strict=True)
     return [" ".join(filter(None, of_cell)) for of_cell in parts]
 
@@ -101,27 +101,31 @@ def matrices(columns: Columns) -> list[dict[str, Any]]:
     """
     has_fault = [fault is not None for fault in columns["fault"]]
     apart = 0 < sum(has_fault) < len(has_fault)
-    others = _where(columns, [not one for one in has_fault]) if apart else columns
+    others = _where(columns, [not faulty for faulty in has_fault]) if apart else columns
     parts = [_matrix(others)]
     placed = parts[0]["rows"], parts[0]["columns"]
     most = combinations(others, placed[0]) * combinations(others, placed[1])
     if combinations(others, [*placed[0], *placed[1]]) < _FULL * most:
         alike: dict[tuple[str, ...], list[Any]] = {}
         for scenario in dict.fromkeys(others["scenario"]):
-            alone = _where(others, [one == scenario for one in others["scenario"]])
+            alone = _where(others, [name == scenario for name in others["scenario"]])
             alike.setdefault(tuple(axes_that_differ(alone)), []).append(scenario)
         if len(alike) > 1:
             parts = [
-                _matrix(_where(others, [one in of for one in others["scenario"]])) | {"scenarios": of}
+                _matrix(_where(others, [name in of for name in others["scenario"]])) | {"scenarios": of}
                 for of in alike.values()
             ]
-    found = [part | {"injected": False if apart else None} for part in parts]
-    return [*found, _matrix(_where(columns, has_fault)) | {"injected": True}] if apart else found
+    whole_matrices = [matrix | {"injected": False if apart else None} for matrix in parts]
+    return (
+        [*whole_matrices, _matrix(_where(columns, has_fault)) | {"injected": True}]
+        if apart
+        else whole_matrices
+    )
 
 
 def _where(columns: Columns, chosen: Sequence[bool]) -> Columns:
     return {
-        axis: [value for value, one in zip(values, chosen, strict=True) if one]
+        axis: [axis_value for axis_value, is_chosen in zip(values, chosen, strict=True) if is_chosen]
         for axis, values in columns.items()
     }
 
@@ -138,7 +142,7 @@ def _matrix(columns: Columns) -> dict[str, Any]:
         kept.pop()
     placed = [*rows, *top]
     known = combinations(columns, placed)
-    folded = [one for one in names if one not in placed and combinations(columns, [*placed, one]) > known]
+    folded = [axis for axis in names if axis not in placed and combinations(columns, [*placed, axis]) > known]
     return {"rows": rows, "columns": top, "folded": folded, "scenarios": None}
 
 
@@ -147,7 +151,11 @@ def _best(columns: Columns, names: Sequence[str]) -> tuple[list[str], list[str],
     columns read best; a column costs more than a row, since pages are taller than wide."""
     down = [axis for axis in _IMPORTANT if AXES[axis].down and axis in names]
     first = [*down, *(axis for axis in names if axis not in down)]
-    pairs = [[one, other] for at, one in enumerate(first[:3]) for other in first[at + 1 : 3]]
+    pairs = [
+        [first_axis, second_axis]
+        for at, first_axis in enumerate(first[:3])
+        for second_axis in first[at + 1 : 3]
+    ]
     best: tuple[list[str], list[str], bool] = [], [*names], not names
     least = True, float("inf")
     for rows in [*([axis] for axis in first), *pairs]:

@@ -40,13 +40,15 @@ class Sweeps:
 
     def words(self) -> list[str]:
         """Return the words of the command of a single sweep."""
-        known = [one.get("arguments") for one in self.records.values()]
+        known = [record.get("arguments") for record in self.records.values()]
         return [*map(str, list_in(known[0]))] if len(known) == 1 else []
 
     def shared_gpus(self, frame: pd.DataFrame) -> list[str]:
         """Say how ranks share GPUs in some of the rows."""
         rows = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
-        return shared_gpu_sentences(rows, (one.get("nccl") for one in self.environments.values()))
+        return shared_gpu_sentences(
+            rows, (environment.get("nccl") for environment in self.environments.values())
+        )
 
     def not_run(self) -> dict[str, list[str]]:
         """Return the cells of each sweep that have no row."""
@@ -59,7 +61,8 @@ class Sweeps:
         names = short_names(self.environments)
         frame = self.frame.assign(sweep=self.frame["sweep"].map(names).astype("string"))
         environments, known = (
-            {names[folder]: of for folder, of in each.items()} for each in (self.environments, self.records)
+            {names[folder]: of for folder, of in records_by_folder.items()}
+            for records_by_folder in (self.environments, self.records)
         )
         return Sweeps(frame, environments, self.left_out, known)
 
@@ -192,8 +195,8 @@ def sweeps_in(place: Path) -> Iterator[Path]:
         yield place
         return
     for below in ("*", "*/*"):
-        if found := {path.parent for path in place.glob(f"{below}/{RESULTS_JSONL}")}:
-            yield from sorted(found)
+        if folders := {path.parent for path in place.glob(f"{below}/{RESULTS_JSONL}")}:
+            yield from sorted(folders)
             return
     raise ResultsError(f"{place}: no sweep here or in the folders below it (no {RESULTS_JSONL})")
 

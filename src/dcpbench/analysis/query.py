@@ -42,8 +42,8 @@ class Condition:
         column = frame[self.column]
         if isinstance(self.value, re.Pattern):
             pattern = self.value
-            found = column.fillna("").map(lambda text: pattern.search(text) is not None)
-            return found.astype(bool) & column.notna()
+            matches = column.fillna("").map(lambda text: pattern.search(text) is not None)
+            return matches.astype(bool) & column.notna()
         if self.operator in _ORDER:
             return is_true(_ORDER[self.operator](column, self.value))
         same = column.isna() if self.value is None else is_true(column.eq(self.value))
@@ -59,10 +59,10 @@ def parse(condition: str) -> Condition:
         raise QueryError(f"--where {condition!r}: expected {expected}")
     name, sign, text = form.groups()
     column, sign = known_column(name, "--where"), "=" if sign == "==" else sign
-    value = _pattern(condition, column, text) if sign == "~" else _value(condition, column, text)
-    if sign in _ORDER and (value is None or queryable()[column] == "boolean"):
+    wanted = _pattern(condition, column, text) if sign == "~" else _value(condition, column, text)
+    if sign in _ORDER and (wanted is None or queryable()[column] == "boolean"):
         raise QueryError(f"--where {condition!r}: {text} has no order; use = or !=")
-    return Condition(column, sign, value)
+    return Condition(column, sign, wanted)
 
 
 def select(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
@@ -98,14 +98,14 @@ def known_metric(name: str) -> str:
 
 def _refuse_unknown_value(column: "pd.Series[str]", condition: Condition) -> None:
     """Raise QueryError for a text that no row has; with `!=` only if another text is close to it."""
-    value = condition.value
-    if not isinstance(value, str) or not value or condition.operator not in ("=", "!="):
+    text = condition.value
+    if not isinstance(text, str) or not text or condition.operator not in ("=", "!="):
         return
     there = sorted(column.dropna().unique())
     known = [*dict.fromkeys([*STATUSES, *there])] if condition.column == "status" else there
-    if value not in known and (condition.operator == "=" or did_you_mean(value, known)):
-        given = f"{condition.column}{condition.operator}{value}"
-        raise QueryError(f"--where {given}: no row has that {condition.column}{choices(value, known)}")
+    if text not in known and (condition.operator == "=" or did_you_mean(text, known)):
+        given = f"{condition.column}{condition.operator}{text}"
+        raise QueryError(f"--where {given}: no row has that {condition.column}{choices(text, known)}")
 
 
 def _pattern(given: str, column: str, text: str) -> re.Pattern[str]:

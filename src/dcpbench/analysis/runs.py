@@ -149,28 +149,35 @@ def remarks(frame: pd.DataFrame) -> list[str]:
     """Say what green rows do not: which numbers that no checkpoint has a pass has lost, what is not exact in
     a user's own model, and which known failures are PyTorch's."""
     rows = records(frame.loc[frame["fault_seen"].isna(), ["status", "resume", "config", "details", *CHECKS]])
-    said, own, others, of_torch = list[str](), Counter[str](), dict[str, None](), 0
-    if lost := [one for row in rows if row["status"] == "pass" and (one := lost_numbers(row))]:
+    said, of_own_models, others, of_torch = list[str](), Counter[str](), dict[str, None](), 0
+    if lost := [numbers for row in rows if row["status"] == "pass" and (numbers := lost_numbers(row))]:
         passes = f"{len(lost)} pass{'es' * (len(lost) > 1)} with values that no checkpoint has"
         names = listed([*dict.fromkeys(chain(*lost))])
         said.append(f"{passes}: {names} (dcpbench show FOLDER CELL)")
-    parts = Counter(part for row in rows if row["status"] in ("pass", "xfail") for part in _unjudged(row))
-    said += [f"{number} {'is' if number == 1 else 'are'} ok without {part}" for part, number in parts.items()]
+    parts = Counter(
+        unjudged for row in rows if row["status"] in ("pass", "xfail") for unjudged in _unjudged(row)
+    )
+    said += [
+        f"{number} {'is' if number == 1 else 'are'} ok without {unjudged}"
+        for unjudged, number in parts.items()
+    ]
     for row in (row for row in rows if row["status"] == "xfail"):
         checks = dict_in(dict_in(row["details"]).get("checks"))
         worst = (dict_in(checks.get(check)).get("worst") for check in CHECKS if row[check] is False)
-        differ = listed([*dict.fromkeys(str(dict_in(one).get("name")) for one in list_in(next(worst, None)))])
+        differ = listed(
+            [*dict.fromkeys(str(dict_in(mismatch).get("name")) for mismatch in list_in(next(worst, None)))]
+        )
         known = [(by, reason, link) for by, reason, link in list_in(dict_in(row["details"]).get(KNOWN))]
         own_model = dict_in(row["config"]).get("workload.target")
         for by, reason, link in known:
             page = f" ({link})" if link else ""
             if own_model:
                 how = "trained as without the parallelism" if row["resume"] else "resumed exactly"
-                own[f"not {how}: {f'{differ} differ; ' if differ else ''}{by}: {reason}{page}"] += 1
+                of_own_models[f"not {how}: {f'{differ} differ; ' if differ else ''}{by}: {reason}{page}"] += 1
             elif link:  # without a page it is an entry of the user's own list
                 others[f"{by}{page}"] = None
         of_torch += not own_model and any(link for *_, link in known)
-    said += [f"{number} xfail of your own model, {text}" for text, number in own.items()]
+    said += [f"{number} xfail of your own model, {text}" for text, number in of_own_models.items()]
     by_torch = f"{of_torch} xfail by known failures of PyTorch: {listed([*others])}"
     return [*said, by_torch] if others else said
 

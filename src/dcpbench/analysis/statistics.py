@@ -74,19 +74,19 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
         the variances and their degrees of freedom, NaN if there are none.
     """
     usable = (freedom > 0) & np.isfinite(variance)
-    given, own = variance[usable], freedom[usable]
+    given, usable_freedom = variance[usable], freedom[usable]
     if len(given) < 2:
         return np.where(usable, variance, np.nan), np.where(usable, freedom, np.nan)
-    logs = np.log(given) - scipy.special.digamma(own / 2) + np.log(own / 2)
-    spread = logs.var(ddof=1) - scipy.special.polygamma(1, own / 2).mean()
+    logs = np.log(given) - scipy.special.digamma(usable_freedom / 2) + np.log(usable_freedom / 2)
+    spread = logs.var(ddof=1) - scipy.special.polygamma(1, usable_freedom / 2).mean()
     if spread > 0:
         prior = 2 * _trigamma_inverse(float(spread))
         common = np.exp(logs.mean() + scipy.special.digamma(prior / 2) - np.log(prior / 2))
     else:
         prior, common = np.inf, np.exp(logs.mean())
     # Never more degrees of freedom than were measured, even if the cells look equal.
-    total = np.minimum(own + prior, own.sum())
-    weight = (total - own) / total
+    total = np.minimum(usable_freedom + prior, usable_freedom.sum())
+    weight = (total - usable_freedom) / total
     drawn, together = np.full(len(variance), np.nan), np.full(len(variance), np.nan)
     drawn[usable], together[usable] = weight * common + (1 - weight) * given, total
     return drawn, together
@@ -125,8 +125,8 @@ def _group_means(values: Array, members: Members) -> Array:
 
 def _trigamma_inverse(value: float) -> float:
     """Return x with trigamma(x) = value, by Newton's method (Smyth 2004, appendix)."""
-    x = 0.5 + 1 / value
+    root = 0.5 + 1 / value
     for _ in range(20):  # quadratic convergence: fewer steps are exact
-        trigamma = float(scipy.special.polygamma(1, x))
-        x += trigamma * (1 - trigamma / value) / float(scipy.special.polygamma(2, x))
-    return x
+        trigamma = float(scipy.special.polygamma(1, root))
+        root += trigamma * (1 - trigamma / value) / float(scipy.special.polygamma(2, root))
+    return root

@@ -183,10 +183,10 @@ class Cell:
         return replace(self, config=replace(self.config, **values), folder=self.folder / (folder or ""))
 
     @contextmanager
-    def phase(self, name: str, part: str | None = None) -> Iterator[None]:
+    def phase(self, name: str, section: str | None = None) -> Iterator[None]:
         """Context manager: announce a phase and measure its time, including work on the device. Metrics of
         the phase are probed at its end. `part` names a section of a phase."""
-        full_name = f"{name}/{part}" if part else name
+        full_name = f"{name}/{section}" if section else name
         self.announce(name)
         self.world.synchronize()
         started = time.perf_counter()
@@ -228,7 +228,7 @@ class Cell:
 
     def measured(self, metric: str) -> int:
         """Return how often this rank has measured a metric, which is the number of the next save or load."""
-        return [one.metric for one in self.report.measurements].count(metric)
+        return [measurement.metric for measurement in self.report.measurements].count(metric)
 
     def record(self, check: str, compared: Compared, where: Place | str, sides: Sides | None = None) -> None:
         """Record a comparison and its negative control.

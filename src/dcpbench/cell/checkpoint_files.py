@@ -112,8 +112,10 @@ def _note_removed(cell: Cell) -> None:
     if not cell.config.own_trainer:
         return
     files = cell.files.items()
-    mine = {checkpoint_id: known.checkpointer.removed.get(checkpoint_id) for checkpoint_id, known in files}
-    removers = cell.world.gathered(mine)[0]
+    removers_here = {
+        checkpoint_id: known.checkpointer.removed.get(checkpoint_id) for checkpoint_id, known in files
+    }
+    removers = cell.world.gathered(removers_here)[0]
     for checkpoint_id, known in [*files]:
         remover = removers[checkpoint_id]
         if known.digests is not None and remover:
@@ -142,15 +144,15 @@ def wait_until_seen(cell: Cell, folder: Path | str, where: Place | str) -> bool:
     began, waited_s = time.monotonic(), 0.0
     late: dict[str, tuple[str, float]] = {}
     while True:
-        mine = file_lengths(folder)
-        of_ranks = cell.world.gathered((cell.report.host, mine, waited_s))
-        unseen = {path: f"{path} {where}: {text}" for path, text in _unseen(mine, of_ranks).items()}
+        lengths_here = file_lengths(folder)
+        of_ranks = cell.world.gathered((cell.report.host, lengths_here, waited_s))
+        unseen = {path: f"{path} {where}: {text}" for path, text in _unseen(lengths_here, of_ranks).items()}
         for path in [path for path in late if path not in unseen]:
             text, since_s = late.pop(path)
             cell.report.note("late_files", f"{text}, for {waited_s - since_s:.1f} s")
         for path, text in unseen.items():
             late.setdefault(path, (text, waited_s))
-        if all(lengths == mine for _, lengths, _ in of_ranks):
+        if all(lengths == lengths_here for _, lengths, _ in of_ranks):
             return True
         if of_ranks[0][2] >= SHOWS_S:
             break
@@ -164,7 +166,7 @@ def wait_until_seen(cell: Cell, folder: Path | str, where: Place | str) -> bool:
 
 
 def _unseen(
-    mine: Mapping[str, int], of_ranks: Iterable[tuple[Any, Mapping[str, int], float]]
+    lengths_here: Mapping[str, int], of_ranks: Iterable[tuple[Any, Mapping[str, int], float]]
 ) -> dict[str, str]:
     """Describe each file that is longer on another host than on this one."""
     longest: dict[str, tuple[int, Any]] = {}
@@ -174,7 +176,7 @@ def _unseen(
                 longest[path] = length, host
     return {
         path: f"host {host} saw {length} bytes, this one "
-        + (f"{mine[path]} bytes" if path in mine else "no such file")
+        + (f"{lengths_here[path]} bytes" if path in lengths_here else "no such file")
         for path, (length, host) in sorted(longest.items())
-        if mine.get(path) != length
+        if lengths_here.get(path) != length
     }

@@ -63,7 +63,7 @@ def build_without_saves(cell: Cell, record: Story) -> Run:
         if isinstance(unsaved, OwnRun):
             cell.measure("twin_bytes", build_run.twin_bytes(cell.config, unsaved.model, unsaved.sizes))
     if why := unsaved.limits.why_no_twin:
-        checks = (one for one in lockstep.CHECKS if one != lockstep.REPLICAS)
+        checks = (check for check in lockstep.CHECKS if check != lockstep.REPLICAS)
         cell.leave_out(checks, why)
     return unsaved
 
@@ -111,7 +111,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
     """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
     equal."""
     with cell.phase("verify", "training"):
-        if reasons := [one for one in cell.world.gathered(run.limits.why_no_replicas) if one]:
+        if reasons := [reason for reason in cell.world.gathered(run.limits.why_no_replicas) if reason]:
             cell.leave_out([lockstep.REPLICAS], reasons[0])
             return
         compared = lockstep.compare_parameters(run)
@@ -162,7 +162,10 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
     with cell.phase("verify", "power"):
         controls = _controls(cell, target, checkpoint, unchanged)
         missed = {
-            (part, name) for part, one in controls.items() for name, did in one.fired.items() if not did
+            (part, name)
+            for part, compared in controls.items()
+            for name, did in compared.fired.items()
+            if not did
         }
         if checkpoint.by_content:  # compared by all ranks together
             missed = set().union(*cell.world.gathered(missed))
@@ -181,9 +184,9 @@ def _controls(cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchan
     unrestored = before_a_step(live_state(target), target)
     for part, leaves in before_a_step(checkpoint.state, target).items():
         names = leaves if part is StatePart.flags else unchanged.get(part, ())
-        other = unlike(leaves, unrestored[part], names)
-        found = checkpoint.compare(leaves, other, cell.world.group, closely=False)
-        controls[part] = Compared.of((), found, compared_names(leaves))
+        changed = unlike(leaves, unrestored[part], names)
+        mismatches = checkpoint.compare(leaves, changed, cell.world.group, closely=False)
+        controls[part] = Compared.of((), mismatches, compared_names(leaves))
     return controls
 
 
@@ -213,8 +216,12 @@ def load_beside(cell: Cell, story: Story, checkpoint: Checkpoint) -> None:
         )
         where = Place("loaded", checkpoint.step)
         cell.record("side_effect_free", compared, where, side_effects.LOAD)
-    own = [one for one in cell.report.measurements[measured:] if (one.phase or "").startswith("verify")]
-    cell.report.measurements[measured:] = own
+    measurements = [
+        measurement
+        for measurement in cell.report.measurements[measured:]
+        if (measurement.phase or "").startswith("verify")
+    ]
+    cell.report.measurements[measured:] = measurements
 
 
 def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: Controls) -> None:
@@ -232,13 +239,13 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
         comparisons: dict[StatePart, Comparison] = {}
         for part, leaves in expected.items():
             recall = checkpoint.recall_of(part, cell.checkpointer)
-            found = checkpoint.compare(leaves, actual[part], group, recall)
+            mismatches = checkpoint.compare(leaves, actual[part], group, recall)
             # By content, ranks also report what others have; not what is left out on this one.
             left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
-            found = [mismatch for mismatch in found if mismatch.name not in left_out]
+            mismatches = [mismatch for mismatch in mismatches if mismatch.name not in left_out]
             if part is StatePart.extra:
-                found = target.lost(found, leaves, before_a_step=True)
-            compared = replace(controls[part], found=found)
+                mismatches = target.lost(mismatches, leaves, before_a_step=True)
+            compared = replace(controls[part], found=mismatches)
             comparisons[part] = Comparison(leaves, actual[part], compared)
         record_restored(cell, checkpoint, comparisons, checkpoint.place)
         for spec in CHECKS.values():
@@ -279,8 +286,8 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: 
     checkpointer, step = cell.checkpointer, target.train_state.step
     beside = Path(checkpointer.name_of(step))
     # A trainer may read the step from the name, and remove what else it finds in the folder.
-    other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
-    name = str(cell.folder / other)
+    relative = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
+    name = str(cell.folder / relative)
     state = retained_state(target)
     again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
     again = replace(again, state=state, named=as_saved(target, state))
@@ -379,11 +386,13 @@ def resume(
                     how, proven = partial(checkpoint.compare, group=cell.world.group), set()
                 compared[part] = compare_controlled(expected[part], leaves, proven=proven, how=how)
                 if part is StatePart.extra:
-                    found = target.lost(compared[part].found, expected[part])
-                    compared[part] = replace(compared[part], found=found)
-        for of, one in compared.items():
+                    mismatches = target.lost(compared[part].found, expected[part])
+                    compared[part] = replace(compared[part], found=mismatches)
+        for of, comparison in compared.items():
             check = {of_losses: of_losses, flags: CHECK_OF[flags]}.get(of, "state_resume_equal")
-            cell.record(check, one, checkpoint.at("resumed", ", resumed") if of == flags else where, RESUMED)
+            cell.record(
+                check, comparison, checkpoint.at("resumed", ", resumed") if of == flags else where, RESUMED
+            )
     cell.report.resumed[checkpoint.step] = resumed
     values = record.unsaved_values.get(last, {})
     _note_values(cell, differing(values, target.unsaved_values().texts, "resumed"))
@@ -463,7 +472,9 @@ def _layout_matters(cell: Cell, run: Run, before: Limits, where: Place) -> bool:
     """
     why = run.limits.why_layout_bound or before.why_layout_bound
     gradients = cell.report.checks.get("gradient_close", CheckReport()).distinct.values()
-    defects = cell.world.gathered({one.by for one in gradients if one.by and one.where == where})
+    defects = cell.world.gathered(
+        {mismatch.by for mismatch in gradients if mismatch.by and mismatch.where == where}
+    )
     if why is None and (known := sorted(set().union(*defects))):
         why = f"the gradients of these steps are wrong ({known[0]})"
     if why is None and run.random.drawn and (run.sizes or cell.config.compile):

@@ -57,9 +57,9 @@ def verify_refused(
         got = f"got {type(error).__name__}: {error}" if error else "it was not refused"
         return [violation("refusal", f"{expected}; {got}")]
 
-    found, unexpected = wrong(raised(refused)), raised(accepted)
+    mismatches, unexpected = wrong(raised(refused)), raised(accepted)
     control = wrong(unexpected) if unexpected is None else []
-    cell.record("contract_held", Compared.of(found, control, ["refusal"]), where)
+    cell.record("contract_held", Compared.of(mismatches, control, ["refusal"]), where)
 
 
 def verify_refused_beside(cell: Cell) -> None:

@@ -68,12 +68,16 @@ def _defects() -> dict[str, Defect]:
 
 def defects_at(cell: Cell, moment: Moment) -> dict[str, Defect]:
     """Return the defects that can affect a cell at a moment; the same ones on every rank."""
-    return {by: one for by, one in _defects().items() if moment in one.moments and one.applies(cell.config)}
+    return {
+        by: defect
+        for by, defect in _defects().items()
+        if moment in defect.moments and defect.applies(cell.config)
+    }
 
 
 def needs_copy(cell: Cell) -> bool:
     """Return whether a defect needs a copy of the run's state from before a load."""
-    return any(one.from_before and one.applies(cell.config) for one in _defects().values())
+    return any(defect.from_before and defect.applies(cell.config) for defect in _defects().values())
 
 
 def differs(comparisons: Mapping[Any, Comparison]) -> bool:
@@ -141,7 +145,7 @@ def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseE
     about = RaisedInLoad(checkpoint, frozenset(str(cause) for cause, _ in wrapped), target)
     with cell.phase("verify", "known_defects"):
         defects = defects_at(cell, "raised").items()
-        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, "raised", about)})
+        causes = (by for by, defect in defects if about.texts <= {*defect.expected(cell, "raised", about)})
         cell.report.raised_by = next(causes, None)
     cell.announce("load")
 
@@ -151,9 +155,13 @@ def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None =
     load of a checkpoint or in any load."""
     report = cell.report.checks.get(CHECK_OF[part])
     every = [*report.distinct.values()] if report else []
-    mismatches = [one for one in every if checkpoint is None or one.where == checkpoint.place]
-    unexplained = {one.name for one in mismatches if not one.by}
-    return {one.name: one.by for one in mismatches if one.by and one.name not in unexplained}
+    mismatches = [mismatch for mismatch in every if checkpoint is None or mismatch.where == checkpoint.place]
+    unexplained = {mismatch.name for mismatch in mismatches if not mismatch.by}
+    return {
+        mismatch.name: mismatch.by
+        for mismatch in mismatches
+        if mismatch.by and mismatch.name not in unexplained
+    }
 
 
 def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:

@@ -36,15 +36,20 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
     with cell.phase("verify", "handover"):
         if any_layout:
             of_any = partial(replace, by_content=True, named={})
-            plain = [of_any(one, state=_in_full(cell, one.state, one)) for one in checkpoints]
+            plain = [
+                of_any(checkpoint, state=_in_full(cell, checkpoint.state, checkpoint))
+                for checkpoint in checkpoints
+            ]
             states = {step: _in_full(cell, state) for step, state in story.states.items()}
             story = replace(story, checkpoints=plain, states=states)
         else:
             story = replace(story, window=cell.chosen)
         if cell.config.verify is Verify.deep and cell.world.rank == 0:
-            for one in checkpoints:
-                cell.checkpointer.drop_cached(one.checkpoint_id)
-    known = ((one.checkpoint_id, cell.files.get(one.checkpoint_id)) for one in checkpoints)
+            for checkpoint in checkpoints:
+                cell.checkpointer.drop_cached(checkpoint.checkpoint_id)
+    known = (
+        (checkpoint.checkpoint_id, cell.files.get(checkpoint.checkpoint_id)) for checkpoint in checkpoints
+    )
     files = {
         checkpoint_id: (files.where, files.digests and its(files.checkpointer, checkpoint_id, files.digests))
         for checkpoint_id, files in known
@@ -64,10 +69,10 @@ def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
     same_layout = not converts or (config.loading, ranks) == (config.parallel, config.world_size)
     if converts:
         cell = cell.vary(parallel=config.loading, world_size=ranks)
-    own = config.workload.target is not None or config.restarts
+    any_class = config.workload.target is not None or config.restarts
     safe: list[Any] = [Story, Checkpoint, Place, Limits, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
-        story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
+        story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not any_class)
     cell = replace(cell, chosen=story.window)
     for checkpoint_id, known in story.files.items():
         cell.files[checkpoint_id] = KnownFiles(*known, cell.checkpointer)
@@ -75,7 +80,7 @@ def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
     story.exactly = same_layout and story.torch_version == torch.__version__
     if not same_layout:  # a resume under this layout draws other random numbers
         story.limits = replace(story.limits, generators=frozenset())
-        for state in (*story.states.values(), *(one.state for one in story.checkpoints)):
+        for state in (*story.states.values(), *(checkpoint.state for checkpoint in story.checkpoints)):
             state.pop(StatePart.random, None)
     return cell, story
 
@@ -91,7 +96,7 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
     for part, leaves in state.items():
         full[part], compared = compare_ranks(leaves, cell.world.group)
         if compared.found and saved:
-            wrong = named(leaves, {one.name for one in compared.found})
+            wrong = named(leaves, {mismatch.name for mismatch in compared.found})
             stored = full_tensors(wrong, saved.recall_of(part, cell.checkpointer))
             record_restored(cell, saved, {part: Comparison(leaves, stored, compared)}, saved.place)
     return full

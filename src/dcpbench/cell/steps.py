@@ -194,7 +194,9 @@ def train_and_save(
         finish(cell, in_flight)
     checkpoints = reference.checkpoints = [in_flight.checkpoint for in_flight in saves]
     decide_state(cell, reference, checkpoints)
-    cell.ended.update({one.checkpoint_id: reference.states[cell.window.last] for one in checkpoints})
+    cell.ended.update(
+        {checkpoint.checkpoint_id: reference.states[cell.window.last] for checkpoint in checkpoints}
+    )
     return checkpoints
 
 
@@ -243,7 +245,9 @@ def save(
         saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
     # The buffers in shared memory that a save keeps for its run are open descriptors.
-    keeps = cell.config.save.shares_memory and all(other is not run for other in cell.saved.values())
+    keeps = cell.config.save.shares_memory and all(
+        run_before is not run for run_before in cell.saved.values()
+    )
     still_open = side_effects.open_before(cell, again=number > 0 and not keeps)
     with side_effects.unchanged(cell, run, where, side_effects.SAVE, saved):
         with cell.phase("save"):
@@ -296,10 +300,10 @@ def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool, files_differ: bo
     collective."""
     checkpoint, checkpointer = in_flight.checkpoint, cell.checkpointer
     files = checkpoint_files.digests_of(cell, in_flight, on_several_hosts)
-    mine = in_flight.keys, files, _synced(cell, checkpoint), files_differ
+    own_part = in_flight.keys, files, _synced(cell, checkpoint), files_differ
     where = Place("save_ended", checkpoint.step)
     cell.record("side_effect_free", in_flight.still_open(), where, side_effects.LEFT_OPEN)
-    keys, (files, *_), synced, differing = zip(*cell.world.gathered(mine), strict=True)
+    keys, (files, *_), synced, differing = zip(*cell.world.gathered(own_part), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
         text = f"{name} {checkpoint}: not there when save returned on this rank"

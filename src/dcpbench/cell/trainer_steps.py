@@ -60,8 +60,8 @@ def train(cell: Cell, record: Story, exactly: bool) -> Cell:
         with cell.phase("verify", "retained"):
             newest = retained_state(run)
         if run.train_state.step == 1:
-            own = own_attributes(run.trainer)
-            first |= {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in own}
+            attributes = own_attributes(run.trainer)
+            first |= {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in attributes}
         elif run.train_state.step == FEWEST_STEPS:
             announce_length(cell, chosen(), looks_until, step_s)
         if run.train_state.step == chosen().last:

@@ -104,10 +104,10 @@ def _kept(cell: Cell, digest: str, record: Story) -> Kept | None:
     verdict = {check: report.checks[check] for check in lockstep.CHECKS if check in report.checks}
     if any(of_check.count for of_check in verdict.values()):
         return None
-    measured = [one for one in report.measurements if one.metric in _MEASURED]
-    found = RankReport(report.rank, verdict, measured, report.losses, notes=report.notes)
+    measured = [measurement for measurement in report.measurements if measurement.metric in _MEASURED]
+    training_report = RankReport(report.rank, verdict, measured, report.losses, notes=report.notes)
     record = replace(record, states={cell.window.last: digested_above(_KEPT_BYTES, state)})
-    return Kept(digest, cell.name, record, copy.deepcopy(found))
+    return Kept(digest, cell.name, record, copy.deepcopy(training_report))
 
 
 def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
@@ -118,15 +118,17 @@ def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
         report.checks.pop(check, None)
     for name in kept.report.losses:
         report.losses.pop(name, None)
-    report.notes[:] = [one for one in report.notes if one not in kept.report.notes]
-    report.measurements[:] = [one for one in report.measurements if one not in kept.report.measurements]
+    report.notes[:] = [note for note in report.notes if note not in kept.report.notes]
+    report.measurements[:] = [
+        measurement for measurement in report.measurements if measurement not in kept.report.measurements
+    ]
     report.training_from = None
     record = _train(cell)
     reference.unrestored = record.unrestored
     reference.limits = replace(reference.limits, why_not_resumed=record.limits.why_not_resumed)
     with cell.phase("verify", "harmless"):
-        own, other = record.states[last], kept.record.states[last]
-        if names := differing_names(other, own):
+        state, kept_state = record.states[last], kept.record.states[last]
+        if names := differing_names(kept_state, state):
             what = listed(sorted(map(text_of, names)))
             report.note("left_behind", f"the run that never saves of {kept.cell} has another {what}")
         if cell.world.any_rank(names):
@@ -162,20 +164,19 @@ def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
             why = "a save changes it, or it differs between two uninterrupted runs"
             cell.report.note("left_out", why, "extra_equal", text_of(name))
         pairs = zip(unsaved.losses, reference.losses[: cell.window.saves[0]], strict=False)
-        other = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
-        if other:
-            why = (
-                f"the trainer does not repeat itself: before any save, the loss of step {other[0]} is another"
-            )
+        differing = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
+        if differing:
+            step = differing[0]
+            why = f"the trainer does not repeat itself: before any save, the loss of step {step} is another"
             cell.leave_out([_HARMLESS], why)
             return
     with cell.phase("verify", "harmless"):
         proven, kept = cell.proven("side_effect_free"), cell.world.kept
         compared = [compare_controlled(never[part], saved[part], proven=proven) for part in never]
         shared = kept is not None and unsaved is kept.record
-        differs = shared and cell.world.any_rank(any(one.found for one in compared))
+        differs = shared and cell.world.any_rank(any(comparison.found for comparison in compared))
     if differs:
         compare(cell, _train_instead(cell, kept, reference), reference)
         return
-    for one in compared:
-        cell.record(_HARMLESS, one, Place("in the run that saved"), _SAVES)
+    for comparison in compared:
+        cell.record(_HARMLESS, comparison, Place("in the run that saved"), _SAVES)

@@ -234,7 +234,11 @@ def _chunks_in(metadata: Iterable[Any], read: Callable[[str, int, int], torch.Te
             entry = one_of.state_dict_metadata.get(index.fqn)
             if not hasattr(entry, "chunks") or place.transform_descriptors:
                 continue
-            sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
+            sizes = [
+                tuple(stored_part.sizes)
+                for stored_part in entry.chunks
+                if stored_part.offsets == index.offset
+            ]
             read_chunk = partial(read, place.relative_path, place.offset, place.length)
             stored[index.fqn] += [StoredChunk(tuple(index.offset), size, read_chunk) for size in sizes]
     return stored

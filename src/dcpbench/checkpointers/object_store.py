@@ -36,8 +36,8 @@ class ObjectStore:
 
     def lengths(self, checkpoint_id: str) -> dict[str, int]:
         """Return the length of each object of a checkpoint by its relative path."""
-        found = self._client.find(self.place(checkpoint_id), detail=True)
-        return {name.partition(f"{checkpoint_id}/")[2]: info["size"] for name, info in found.items()}
+        infos = self._client.find(self.place(checkpoint_id), detail=True)
+        return {name.partition(f"{checkpoint_id}/")[2]: info["size"] for name, info in infos.items()}
 
     @contextmanager
     def part(

@@ -158,7 +158,7 @@ def _safetensors_stored(checkpoint_id: str) -> Stored:
     """Return the chunks as the library safetensors reads them."""
     read = partial(partial, _read_tensor, checkpoint_id)
     return {
-        key: [StoredChunk(one.offsets, one.sizes, read(str(one.file), key)) for one in entry.chunks]
+        key: [StoredChunk(chunk.offsets, chunk.sizes, read(str(chunk.file), key)) for chunk in entry.chunks]
         for key, entry in _safetensors_manifest(checkpoint_id).entries.items()
     }
 

@@ -81,8 +81,8 @@ class TorchSaveCheckpointer(Checkpointer):
         keys: list[Any] = [{name for *_, name in slots(nested)}]
         dist.broadcast_object_list(keys, src=0, group=group)
         all_ranks: list[Any] = [None] * self._ranks.size
-        own = _without(nested, keys[0])
-        dist.gather_object(own, all_ranks if self._ranks.rank == 0 else None, dst=0, group=group)
+        only_here = _without(nested, keys[0])
+        dist.gather_object(only_here, all_ranks if self._ranks.rank == 0 else None, dst=0, group=group)
         return [theirs for theirs in all_ranks if theirs]
 
     @torch.no_grad()
@@ -103,9 +103,9 @@ class TorchSaveCheckpointer(Checkpointer):
                 local.copy_(extent_of(value).take(saved).reshape(local.shape))
             else:
                 container[last] = self._value(saved, like=value)
-        for name, one in state.items():
-            if isinstance(one, Stateful):
-                one.load_state_dict(templates[name])
+        for name, holder in state.items():
+            if isinstance(holder, Stateful):
+                holder.load_state_dict(templates[name])
             else:
                 state[name] = templates[name]
 
@@ -120,8 +120,8 @@ class TorchSaveCheckpointer(Checkpointer):
                 entries[key] = Entry(shape, str(value.dtype), (whole,))
             else:
                 entries[key] = Entry(None, None, (Chunk((), (), self.file),))
-        found = file_lengths(checkpoint_id)
-        return Manifest(entries, {self.file: found[self.file]}, found)
+        lengths = file_lengths(checkpoint_id)
+        return Manifest(entries, {self.file: lengths[self.file]}, lengths)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         stored = self._leaves(checkpoint_id).get(key)

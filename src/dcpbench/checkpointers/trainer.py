@@ -94,8 +94,8 @@ class TrainerCheckpointer(Checkpointer):
         before = open_descriptors()
         if len(self._opened) > 1:
             always = dict([*before.items()][:1])
-            found, control = (_adding_up(opened, before) for opened in (self._opened, [always, always]))
-            self.left_open = Compared.of(found, control, ["process.descriptors"])
+            mismatches, control = (_adding_up(opened, before) for opened in (self._opened, [always, always]))
+            self.left_open = Compared.of(mismatches, control, ["process.descriptors"])
         state["trainer"].load(checkpoint_id)
         gc.collect()
         now = open_descriptors().items()
@@ -110,8 +110,8 @@ class TrainerCheckpointer(Checkpointer):
         folder = self.folder(checkpoint_id)
         files = files_below(folder)
         under = [path for path in files if is_under(checkpoint_id, str(path.relative_to(folder)))]
-        mine = under or [path for path in files if self._saves.get(path) == checkpoint_id]
-        return {path: files[path] for path in mine}
+        of_save = under or [path for path in files if self._saves.get(path) == checkpoint_id]
+        return {path: files[path] for path in of_save}
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove everything under the path of a checkpoint; called on one rank."""

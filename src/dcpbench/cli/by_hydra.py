@@ -25,7 +25,7 @@ def random_seeds(count: int) -> str:
     return ",".join(map(str, random.SystemRandom().sample(range(1_000_000), count)))
 
 
-def register_groups(own: Path | None = None, asked: str = "") -> None:
+def register_groups(config_dir: Path | None = None, asked: str = "") -> None:
     """Register with Hydra the schema, every parallelism as a value of `load_parallel`, what plug-ins add to
     experiments, and the function `${random_seeds:10}` for experiments.
 
@@ -40,11 +40,11 @@ def register_groups(own: Path | None = None, asked: str = "") -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=schema_class())
     folders = conf_folders()
-    searched = [*folders, own] if own else folders
+    searched = [*folders, config_dir] if config_dir else folders
     for path in (folder / f"experiment/{asked}.yaml" for folder in searched):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if other := re.search(r"^[^#\n]*(hydra/(sweeper|launcher)|_target_)", text, re.MULTILINE):
-            why = f"{other[1]} is that of dcpbench, which starts cells itself; leave it out"
+        if setting := re.search(r"^[^#\n]*(hydra/(sweeper|launcher)|_target_)", text, re.MULTILINE):
+            why = f"{setting[1]} is that of dcpbench, which starts cells itself; leave it out"
             raise ConfigError(f"experiment={asked}: {why}")
     for path in (path for folder in searched for path in sorted(folder.glob("parallel/*.yaml"))):
         same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}

@@ -84,13 +84,13 @@ def source(tree: click.Command, shell: str) -> str:
 
 def override(context: click.Context, _: click.Parameter | None, typed: str) -> list[CompletionItem[str]]:
     """Return the overrides that begin as typed."""
-    own = context.params.get("config_dir")
-    groups, keys = reference.groups(own and Path(own)), reference.keys()
+    config_dir = context.params.get("config_dir")
+    groups, keys = reference.groups(config_dir and Path(config_dir)), reference.keys()
     name, equals, value = typed.partition("=")
     if not equals:
         nested = reference.keys_of_groups() if "." in typed else ()
         names = dict.fromkeys([*groups, *keys, *nested])
-        return [CompletionItem(f"{one}=") for one in names if one.startswith(typed)]
+        return [CompletionItem(f"{name}=") for name in names if name.startswith(typed)]
     key = name.lstrip("+")
     values = [*(groups[key].values if key in groups else ()), *(keys[key].values if key in keys else ())]
-    return [CompletionItem(f"{name}={one}") for one in values if one.startswith(value)]
+    return [CompletionItem(f"{name}={candidate}") for candidate in values if candidate.startswith(value)]

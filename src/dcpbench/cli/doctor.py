@@ -89,8 +89,8 @@ def _torch(description: dict[str, Any]) -> Line:
     version = description["torch"]
     needed = None
     with suppress(PackageNotFoundError):  # dcpbench is not installed
-        found = map(Requirement, requires("dcpbench") or ())
-        needed = next((one for one in found if one.name == "torch"), None)
+        requirements = map(Requirement, requires("dcpbench") or ())
+        needed = next((requirement for requirement in requirements if requirement.name == "torch"), None)
     seen = f"{version} on Python {platform.python_version()}"
     if needed and not needed.specifier.contains(Version(version), prereleases=True):
         return Line("torch", "bad", f"{seen}; {needed} is needed", f"pip install '{needed}'")

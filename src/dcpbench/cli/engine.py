@@ -29,8 +29,8 @@ _OWN = ("dcpbench", "torch")
 def kept_agent() -> Agent:
     """Return an agent that has imported everything but plug-ins and a user's code, which each driver imports:
     they can be edited between two sweeps."""
-    own = (name for name in rank_imports(compiles=False) if name.partition(".")[0] in _OWN)
-    kept = agent_of(sys.executable, [*_IMPORTED, *own], lambda: ENVIRONMENT | os.environ)
+    of_dcpbench = (name for name in rank_imports(compiles=False) if name.partition(".")[0] in _OWN)
+    kept = agent_of(sys.executable, [*_IMPORTED, *of_dcpbench], lambda: ENVIRONMENT | os.environ)
     kept.start()
     return kept
 

@@ -19,10 +19,10 @@ def first(hints: Hints) -> str:
     return next((visible(answer) for holds, answer in hints if holds), "")
 
 
-def of_word(word: str, following: str = "", command: str = "run", own: Path | None = None) -> Hints:
+def of_word(word: str, following: str = "", command: str = "run", config_dir: Path | None = None) -> Hints:
     """Yield hints for a word that is neither a command nor `key=value`. `following` is the next word, if it
     is not `key=value` either; `own` is the user's `--config-dir`."""
-    commands, groups = reference.commands(), reference.groups(own)
+    commands, groups = reference.commands(), reference.groups(config_dir)
     keys = reference.keys() | groups
     defaults = {name: key.default for name, key in keys.items()}
     of_groups = {
@@ -89,7 +89,7 @@ def of_override(word: str, following: str = "") -> Hints:
     """Yield hints for a word with a `=` that Hydra cannot parse, or that has no value. `following` is the
     next word, if it has no key: a list with spaces comes as several words."""
     key, _, value = word.partition("=")
-    items = [item.strip() for item in (value + following).split(",") if item.strip()]
+    items = [word_part.strip() for word_part in (value + following).split(",") if word_part.strip()]
     write = f"; write {key}={','.join(items)}" if items else ""
     yield not key.strip("+~"), f"{word}: has no key in front of the ="
     yield not items, f"{word}: has no value"

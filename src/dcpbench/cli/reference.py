@@ -56,11 +56,16 @@ def commands() -> dict[str, str]:
     return {**_COMMANDS, **added}
 
 
-def groups(own: Path | None = None) -> dict[str, Key]:
+def groups(config_dir: Path | None = None) -> dict[str, Key]:
     """Return every group of `conf/`, with the values that plug-ins and the folder `own` add."""
-    folders = [*conf_folders(), *filter(None, [own])]
+    folders = [*conf_folders(), *filter(None, [config_dir])]
     defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    chosen = {name: _shown(value) for one in defaults if isinstance(one, dict) for name, value in one.items()}
+    chosen = {
+        name: _shown(value)
+        for default in defaults
+        if isinstance(default, dict)
+        for name, value in default.items()
+    }
     texts = {**_texts(), "experiment": _EXPERIMENT}
     return {
         name: Key(name, texts[name], default, _values(name, folders))
@@ -71,34 +76,51 @@ def groups(own: Path | None = None) -> dict[str, Key]:
 
 def keys() -> dict[str, Key]:
     """Return every key with one value, those below a key too: `timeouts.cell_s`."""
-    found = {key.name: key for key in _keys(schema_class(), _texts())}
-    return {name: key for name, key in found.items() if name not in AXES or not AXES[name].group}
+    by_name = {key.name: key for key in _keys(schema_class(), _texts())}
+    return {name: key for name, key in by_name.items() if name not in AXES or not AXES[name].group}
 
 
 def keys_of_groups() -> Iterator[str]:
     """Return the keys of all groups: `parallel.tp`."""
     for name, hint in get_type_hints(Config).items():
         for kind in (hint, *get_args(hint)):
-            yield from (f"{name}.{item.name}" for item in (fields(kind) if is_dataclass(kind) else ()))
+            yield from (
+                f"{name}.{config_field.name}" for config_field in (fields(kind) if is_dataclass(kind) else ())
+            )
 
 
 def _texts() -> dict[str, str]:
-    texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(schema_class())}
+    texts = {
+        config_field.name: str(config_field.metadata.get(HELP, "")) for config_field in fields(schema_class())
+    }
     return texts | {name: spec.help for name, spec in AXES.items()}
 
 
 def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]:
     """Yield the keys of a class, and those of the classes inside it whose keys all have help."""
     hints = get_type_hints(kind)
-    for item in fields(kind):
-        name, hint = f"{above}{item.name}", hints[item.name]
+    for config_field in fields(kind):
+        name, hint = f"{above}{config_field.name}", hints[config_field.name]
         if is_dataclass(hint):
-            inside = {f"{name}.{one.name}": str(one.metadata.get(HELP, "")) for one in fields(hint)}
+            inside = {
+                f"{name}.{inner_field.name}": str(inner_field.metadata.get(HELP, ""))
+                for inner_field in fields(hint)
+            }
             yield from _keys(hint, inside, f"{name}.") if all(inside.values()) else ()
         elif text := texts.get(name):
-            default = item.default if item.default_factory is MISSING else item.default_factory()
-            enums: list[Any] = [one for one in (hint, *get_args(hint)) if isinstance(one, EnumType)]
-            values = ("true", "false") if hint is bool else [one.value for enum in enums for one in enum]
+            default = (
+                config_field.default
+                if config_field.default_factory is MISSING
+                else config_field.default_factory()
+            )
+            enums: list[Any] = [
+                kind_or_argument
+                for kind_or_argument in (hint, *get_args(hint))
+                if isinstance(kind_or_argument, EnumType)
+            ]
+            values = (
+                ("true", "false") if hint is bool else [member.value for enum in enums for member in enum]
+            )
             yield Key(name, text, _shown(default), dict.fromkeys(values, ""))
 
 
@@ -111,8 +133,8 @@ def _shown(value: Any) -> str:
 def _values(group: str, folders: Sequence[Path]) -> dict[str, str]:
     """Return the values of a group; the help of each is the comment at the top of its file."""
     place = AXES[group].values_in if group in AXES else group
-    found = (path for folder in folders for path in folder.glob(f"{place}/*.yaml"))
-    values = {path.stem: _comment(path) for path in sorted(found, key=attrgetter("stem"))}
+    paths = (path for folder in folders for path in folder.glob(f"{place}/*.yaml"))
+    values = {path.stem: _comment(path) for path in sorted(paths, key=attrgetter("stem"))}
     return values | dict.fromkeys(declared_values(place), "")
 
 

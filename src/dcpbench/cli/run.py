@@ -65,7 +65,9 @@ def main(
             sys.stderr.write(interrupted())
         elif isinstance(error, _WRONG):
             status = WRONG_CONFIGURATION
-            sys.stderr.write(f"dcpbench: {one_line(error, [str(item.input_line) for item in overrides])}\n")
+            sys.stderr.write(
+                f"dcpbench: {one_line(error, [str(override.input_line) for override in overrides])}\n"
+            )
         else:
             raise
     finally:
@@ -91,7 +93,9 @@ def _refuse_surroundings() -> None:
 def _start_agent(overrides: Sequence[Override], is_plan: bool) -> None:
     """Start the agent of ranks on this host, as far as the words tell that it is needed. What it imports
     meanwhile is a guess, which costs time if it is wrong."""
-    words = {item.key_or_group: str(item.input_line).partition("=")[2].lower() for item in overrides}
+    words = {
+        override.key_or_group: str(override.input_line).partition("=")[2].lower() for override in overrides
+    }
     if {key.partition(".")[0] for key in words}.isdisjoint(_DECIDE_LATER):
         compiles = words.get("compile", "false") != "false"
         own_agent([] if is_plan else rank_imports(compiles))

@@ -187,23 +187,23 @@ class Run(Once):
             shell_complete=completion.override,
         )
         folder = click.Path(file_okay=False)
-        own = click.Option(
+        config_dir = click.Option(
             ["-cd", "--config-dir"], type=folder, metavar="DIR", help="Add a folder laid out like conf/."
         )
         multirun = flag(["-m", "--multirun"], "Accepted; lists make a sweep without it too.")
         topic = click.Option(
             ["-h", "--help"], is_flag=False, flag_value="", metavar="[AXIS]", help="This, or help on an axis."
         )
-        all_params = [*params, overrides, own, multirun, topic]
+        all_params = [*params, overrides, config_dir, multirun, topic]
         super().__init__(name, help=help, params=all_params, add_help_option=False)
         self._options_of = options_of
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options; one that is a key, or of another command, is reported with the words to write
         instead."""
-        own = {name for param in self.params for name in param.opts}
+        its_options = {name for param in self.params for name in param.opts}
         named = [pair for pair in pairwise([*args, ""]) if pair[0].startswith("-")]
-        options = [pair for pair in named if pair[0].partition("=")[0] not in own]
+        options = [pair for pair in named if pair[0].partition("=")[0] not in its_options]
         if options and not ctx.resilient_parsing:
             known = {*reference.keys(), *group_names(), *reference.keys_of_groups()}
             for option in options:
@@ -215,16 +215,18 @@ class Run(Once):
         options = {name: value for name, value in ctx.params.items() if name != "multirun"}
         overrides, topic = options.pop("overrides"), options.pop("help")
         config_dir, cfg = options.pop("config_dir"), options.pop("cfg", None)
-        own = config_dir and Path(config_dir)
+        extra_folder = config_dir and Path(config_dir)
         if topic is not None:
             if not topic and overrides and "=" not in overrides[-1]:
                 topic = overrides[-1]
-            click.echo(_help_on(topic.partition("=")[0], own, ctx) if topic else ctx.get_help())
+            click.echo(_help_on(topic.partition("=")[0], extra_folder, ctx) if topic else ctx.get_help())
             return 0
         from dcpbench.cli import run, words
 
         options = self._options_of(**options)
-        return run.main(words.check(overrides, str(self.name), own, cfg), own, cfg, **options)
+        return run.main(
+            words.check(overrides, str(self.name), extra_folder, cfg), extra_folder, cfg, **options
+        )
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         pieces = [piece for param in self.params for piece in param.get_usage_pieces(ctx)]
@@ -234,8 +236,8 @@ class Run(Once):
         if self.name == "run":
             with formatter.section("Examples"):
                 formatter.write_dl(_RUN_EXAMPLES, col_max=60)
-            own = ctx.params.get("config_dir")
-            known = reference.keys() | reference.groups(own and Path(own))
+            extra_folder = ctx.params.get("config_dir")
+            known = reference.keys() | reference.groups(extra_folder and Path(extra_folder))
             with formatter.section("Axes, with their defaults"):
                 axes = [known[name] for name in (*AXES, *ALMOST_AXES)]
                 lines = [(f"{key.name}={key.default}", _in_one_line(key.help, formatter)) for key in axes]
@@ -257,14 +259,14 @@ def _in_one_line(text: str, formatter: click.HelpFormatter) -> str:
     return textwrap.shorten(first, formatter.width - 34, placeholder=" ...")
 
 
-def _help_on(topic: str, own: Path | None, ctx: click.Context) -> str:
+def _help_on(topic: str, config_dir: Path | None, ctx: click.Context) -> str:
     """Return the help on a group, on a key and those below it, or on all `keys`.
 
     Raises:
         ConfigError: there is no such group or key.
     """
     formatter = ctx.make_formatter()
-    groups, keys = reference.groups(own), reference.keys()
+    groups, keys = reference.groups(config_dir), reference.keys()
     below = [key for name, key in keys.items() if topic in ("keys", name) or name.startswith(f"{topic}.")]
     if topic in groups:
         group = groups[topic]

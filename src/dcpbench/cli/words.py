@@ -44,7 +44,7 @@ _QUOTED_KEY = re.compile(r"(?<=[{,])(\s*)(['\"])([\w.*]+)\2(?=\s*:)")
 
 
 def check(
-    words: Sequence[str], command: str = "run", own: Path | None = None, cfg: str | None = None
+    words: Sequence[str], command: str = "run", config_dir: Path | None = None, cfg: str | None = None
 ) -> list[Override]:
     """Parse words; refuse those that Hydra would report in its own terms, or read otherwise than they were
     meant.
@@ -60,7 +60,7 @@ def check(
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         bare = "" if _has_key(following) else following
         if not _has_key(word):
-            raise ConfigError(hints.first(hints.of_word(word, bare, command, own)))
+            raise ConfigError(hints.first(hints.of_word(word, bare, command, config_dir)))
         override, word = None, _QUOTED_KEY.sub(r"\1\3", word)
         with suppress(OverrideParseException):
             (override,) = parser.parse_overrides([word])
@@ -88,7 +88,7 @@ def _has_key(word: str) -> bool:
 def _twice(first: str, word: str, override: Override) -> str:
     """Return the complaint about a second word for the same key."""
     key = override.get_key_element()
-    values = ",".join(dict.fromkeys(item.partition("=")[2] for item in (first, word)))
+    values = ",".join(dict.fromkeys(given_word.partition("=")[2] for given_word in (first, word)))
     name = override.key_or_group
     is_swept = not (is_about_the_sweep(name) or is_how_run(name) or override.is_hydra_override())
     both = f", or write {key}={values} for both" if is_swept and "," in values else ""
@@ -155,13 +155,13 @@ def _wrong_type(error: ValidationError) -> str:
     kind, key = parent._metadata.object_type, str(error.key)
     hint = get_type_hints(kind).get(key) if is_dataclass(kind) else parent._metadata.element_type
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    for one in kinds:
-        if isinstance(one, EnumType):
-            return f"invalid value{choices(value_text(error.value), one.__members__)}"
-        if isinstance(one, type) and is_dataclass(one):
-            below = [f"{error.full_key}.{item.name}" for item in fields(one)]
+    for allowed in kinds:
+        if isinstance(allowed, EnumType):
+            return f"invalid value{choices(value_text(error.value), allowed.__members__)}"
+        if isinstance(allowed, type) and is_dataclass(allowed):
+            below = [f"{error.full_key}.{config_field.name}" for config_field in fields(allowed)]
             return f"is not one value; its keys are {names_shown(below)}"
-    named = [text for one in kinds if (text := _KINDS.get(get_origin(one) or one))]
+    named = [text for allowed in kinds if (text := _KINDS.get(get_origin(allowed) or allowed))]
     return f"must be {' or '.join(named)}" if named else ""
 
 

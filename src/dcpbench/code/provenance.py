@@ -60,8 +60,8 @@ class SweepCode:
 
     def sources(self, packages: Mapping[str, Sequence[str]]) -> dict[str, Source]:
         """Return the source of dcpbench and of each of these packages, which have these targets in them."""
-        found = {package: self._source_of(package, *targets) for package, targets in packages.items()}
-        return {DCPBENCH: self.dcpbench, **found}
+        of_packages = {package: self._source_of(package, *targets) for package, targets in packages.items()}
+        return {DCPBENCH: self.dcpbench, **of_packages}
 
     def _source(self, package: str, *targets: str) -> Source:
         return Source(self.commits(targets), package_digest(package)[:_DIGITS], _file_digests(package))
@@ -103,8 +103,8 @@ def _without_filters(folder: Path) -> list[str]:
     """Return options of git that turn off the filters which the checkout's configuration defines; those of
     the user's configuration stay."""
     words = _git(folder, "config", "--list", "-z", "--show-scope", "--name-only").split("\0")
-    own = {name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in _OF_CHECKOUT}
-    return [f"--config-env={name}={_EMPTY}" for name in sorted(own) if name.startswith("filter.")]
+    configured = {name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in _OF_CHECKOUT}
+    return [f"--config-env={name}={_EMPTY}" for name in sorted(configured) if name.startswith("filter.")]
 
 
 def _git(folder: Path, *words: str) -> str:
@@ -173,12 +173,12 @@ def package_digest(name: str) -> str:
 
 def package_roots(name: str) -> list[Path]:
     """Return the folders of a package, or the file of a module; none if it does not exist."""
-    found = None
+    spec = None
     with suppress(ModuleNotFoundError):  # the package that it would be in
-        found = find_package(name)
-    roots = [Path(place) for place in found.submodule_search_locations or []] if found else []
-    if found and not roots and found.origin and found.has_location:
-        roots = [Path(found.origin)]
+        spec = find_package(name)
+    roots = [Path(place) for place in spec.submodule_search_locations or []] if spec else []
+    if spec and not roots and spec.origin and spec.has_location:
+        roots = [Path(spec.origin)]
     return roots
 
 
@@ -235,8 +235,8 @@ def _installed_in(folder: Path) -> frozenset[str]:
 @cache
 def _owners() -> list[tuple[str, list[Path]]]:
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    own = [root for package in OURS for root in package_roots(package)]
-    owners = ("torch", package_roots("torch")), ("dcpbench", own), ("library", library)
+    our_roots = [root for package in OURS for root in package_roots(package)]
+    owners = ("torch", package_roots("torch")), ("dcpbench", our_roots), ("library", library)
     return [(owner, [folder.resolve() for folder in folders]) for owner, folders in owners]
 
 
@@ -251,8 +251,8 @@ def import_from_current_folder() -> None:
 
 def find_package(name: str) -> ModuleSpec | None:
     """Find a package, or a top-level module, as a rank would; do not import it."""
-    if found := find_spec(name):
-        return found
+    if spec := find_spec(name):
+        return spec
     allowed = os.environ.get(_VARIABLE) == _VALUE
     return PathFinder.find_spec(name, [str(Path.cwd())]) if allowed else None
 
@@ -261,12 +261,12 @@ def file_of(target: str) -> str | None:
     """Return the file that defines a `target`, as far as it is known without an import; None if no file
     does."""
     first, *names = target.replace(":", ".").split(".")
-    found = find_package(first)
+    spec = find_package(first)
     for name in names:
-        inside = found.submodule_search_locations if found else None
+        inside = spec.submodule_search_locations if spec else None
         # Without its parent's name: a folder without __init__.py would be looked up in an imported parent.
         module = PathFinder.find_spec(name, [*inside]) if inside else None
         if module is None:
             break
-        found = module
-    return found.origin if found else None
+        spec = module
+    return spec.origin if spec else None

@@ -50,31 +50,31 @@ def is_own(target: str) -> bool:
 
 def joined(commits: Iterable[str | None]) -> str | None:
     """Return commits, and those of texts with several, as one text, sorted; None if there are none."""
-    return ", ".join(sorted({one for commit in commits if commit for one in commit.split(", ")})) or None
+    return ", ".join(sorted({text for commit in commits if commit for text in commit.split(", ")})) or None
 
 
 def recorded(environment: Mapping[str, Any]) -> dict[str, Source]:
     """Return the code in the content of an `environment.json` by package; what is damaged is left out."""
-    found: dict[str, Source] = {}
-    for one in (*list_in(environment.get("earlier")), environment):
-        for package, source in dict_in(dict_in(one).get("code")).items():
+    sources: dict[str, Source] = {}
+    for described in (*list_in(environment.get("earlier")), environment):
+        for package, source in dict_in(dict_in(described).get("code")).items():
             if isinstance(digest := dict_in(source).get("digest"), str):
                 commit = source.get("commit") if isinstance(source.get("commit"), str) else None
-                found[package] = Source(commit, digest, dict_in(source.get("files")))
-    return found
+                sources[package] = Source(commit, digest, dict_in(source.get("files")))
+    return sources
 
 
 def changed_files(package: str, before: Sequence[Source], now: Sequence[Source]) -> list[str]:
     """Return the files in which the sources of a package differ, or the package if files are not known; none
     if it is the same."""
-    if {one.digest for one in before} == {one.digest for one in now}:
+    if {source.digest for source in before} == {source.digest for source in now}:
         return []
     changed = []
-    for name in sorted({name for one in (*before, *now) for name in one.files}):
-        was, is_now = ({one.files.get(name) for one in side} for side in (before, now))
+    for name in sorted({name for source in (*before, *now) for name in source.files}):
+        was, is_now = ({source.files.get(name) for source in side} for side in (before, now))
         note = " (new)" if was == {None} else " (removed)" if is_now == {None} else ""
         changed += [f"{name}{note}"] if was != is_now else []
-    known = all(one.files for one in (*before, *now))
+    known = all(source.files for source in (*before, *now))
     return changed if known and changed else [package]
 
 
@@ -84,7 +84,7 @@ def short(commits: str, digits: int = 12) -> str:
     >>> short("744f26633ae2b1d0d5d1c2e3f4a5b6c7d8e9f0a1-dirty")
     '744f26633ae2-dirty'
     """
-    return _COMMIT.sub(lambda found: found[1][:digits], commits)
+    return _COMMIT.sub(lambda match: match[1][:digits], commits)
 
 
 def commits_text(before: str | None, now: str | None) -> str:

@@ -35,29 +35,33 @@ def compare_across(
         group: the ranks that have the parts.
         recall: reads a tensor that differs from the checkpoint, to find out where it differs.
     """
-    (expected, wrong), (found, also) = digests(saved, group), digests(actual, group)
+    (expected, wrong), (actual_digests, also) = digests(saved, group), digests(actual, group)
     also = {
-        name: one for name, one in also.items() if not _same_on_each_rank(expected.get(name), found[name])
+        name: mismatch
+        for name, mismatch in also.items()
+        if not _same_on_each_rank(expected.get(name), actual_digests[name])
     }
-    different = [*also.items(), *differences(expected, found).items()]
+    different = [*also.items(), *differences(expected, actual_digests).items()]
     if not different:
         return [*wrong.values()]
     closer: dict[Name, Mismatch] = {}
-    drifted = {name: one for name, one in also.items() if one.problem is Problem.replicas}
-    for name, one in dict(different).items():
-        if one.problem not in _BY_DIGEST:
+    drifted = {name: mismatch for name, mismatch in also.items() if mismatch.problem is Problem.replicas}
+    for name, mismatch in dict(different).items():
+        if mismatch.problem not in _BY_DIGEST:
             continue
-        here = with_place(name, drifted.get(name, one), expected[name], actual.get(name), recall)
+        here = with_place(name, drifted.get(name, mismatch), expected[name], actual.get(name), recall)
         if here:
             of_replicas = name in drifted and here.problem is Problem.differs
             closer[name] = replace(here, problem=Problem.replicas) if of_replicas else here
     located = set[Name]().union(*gathered({*closer}, group))
-    others = [one for name, one in different if name not in located or one.problem not in _BY_DIGEST]
+    others = [
+        mismatch for name, mismatch in different if name not in located or mismatch.problem not in _BY_DIGEST
+    ]
     return [*wrong.values(), *closer.values(), *others]
 
 
-def _same_on_each_rank(expected: Leaf, found: Leaf) -> bool:
-    of_ranks = getattr(found, "of_ranks", ())
+def _same_on_each_rank(expected: Leaf, actual: Leaf) -> bool:
+    of_ranks = getattr(actual, "of_ranks", ())
     return bool(of_ranks) and of_ranks == getattr(expected, "of_ranks", ())
 
 
@@ -82,11 +86,11 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, di
         the leaves, and mismatches of their parts by name: elements that no rank has, replicas with different
         bits, values on which the ranks disagree.
     """
-    mine = digested({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)})
-    for name, leaf in mine.items():
+    digests_here = digested({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)})
+    for name, leaf in digests_here.items():
         if isinstance(leaf, DigestedLeaf):
-            mine[name] = replace(leaf, blocks=(add(*leaf.blocks),))
-    all_ranks = gathered(mine, group)
+            digests_here[name] = replace(leaf, blocks=(add(*leaf.blocks),))
+    all_ranks = gathered(digests_here, group)
     together: Leaves = {}
     wrong: dict[Name, Mismatch] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
@@ -124,33 +128,34 @@ def compare_replicas(leaves: Mapping[Name, TensorLeaf], group: dist.ProcessGroup
     a change on one rank."""
     extents = gathered({name: leaf.extent for name, leaf in leaves.items()}, group)
     here = dist.get_rank(group) if group else 0
-    mine, last = dict[Name, TensorLeaf](), dict[Name, TensorLeaf]()
+    replicated, last = dict[Name, TensorLeaf](), dict[Name, TensorLeaf]()
     for name, leaf in leaves.items():
         having = [rank for rank, theirs in enumerate(extents) if theirs.get(name) == leaf.extent]
         if len(having) > 1 and leaf.extent.numel:
-            mine[name] = leaf
+            replicated[name] = leaf
             if here == having[-1]:
                 last[name] = leaf
-    contents, changed = _contents(mine), _contents(all_different({**last}))
+    contents, changed = _contents(replicated), _contents(all_different({**last}))
     copies = {
-        name: _Copy(leaf.extent, leaf.kind, contents[name], changed.get(name)) for name, leaf in mine.items()
+        name: _Copy(leaf.extent, leaf.kind, contents[name], changed.get(name))
+        for name, leaf in replicated.items()
     }
     all_ranks = gathered(copies, group)
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     fired: dict[str, bool] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
         text, replicas = text_of(name), dict[Extent, list[tuple[int, _Copy]]]()
         for rank, theirs in enumerate(all_ranks):
             if name in theirs:
                 replicas.setdefault(theirs[name].extent, []).append((rank, theirs[name]))
-        for (first, one), *others in replicas.values():
-            unlike = [rank for rank, other in others if other.content != one.content]
+        for (first, copied), *others in replicas.values():
+            unlike = [rank for rank, copied_there in others if copied_there.content != copied.content]
             if unlike:
                 facts = {"one_rank": first, "other_rank": unlike[0]}
-                found.append(Mismatch(text, Problem.replicas, one.kind, facts=facts))
-            changes = others[-1][1].changed not in (None, one.content)
+                mismatches.append(Mismatch(text, Problem.replicas, copied.kind, facts=facts))
+            changes = others[-1][1].changed not in (None, copied.content)
             fired[text] = changes and fired.get(text, True)
-    return Compared(found, dict.fromkeys(fired, True), fired)
+    return Compared(mismatches, dict.fromkeys(fired, True), fired)
 
 
 def _contents(leaves: Mapping[Name, TensorLeaf]) -> dict[Name, Any]:
@@ -170,31 +175,31 @@ def _hash(tensor: torch.Tensor) -> bytes:
 def _add_up(name: Name, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
     """Return the digest of a tensor from the digests of its parts; for another value that of one rank."""
     first = next(iter(by_rank.values()))
-    if not all(isinstance(part, DigestedLeaf) for part in by_rank.values()):
-        are_names = all(names_parameters(name, value) for value in by_rank.values())
+    if not all(isinstance(leaf, DigestedLeaf) for leaf in by_rank.values()):
+        are_names = all(names_parameters(name, leaf) for leaf in by_rank.values())
         joined = _joined(by_rank) if are_names else None
         return (joined, None) if joined else (first, _disagreement(name, by_rank))
-    shapes = {(part.extent.shape, part.dtype) for part in by_rank.values()}
+    shapes = {(leaf.extent.shape, leaf.dtype) for leaf in by_rank.values()}
     if len(shapes) > 1:
         facts: dict[str, Any] = {"shapes": sorted(map(str, shapes))}
         return first, Mismatch(text_of(name), Problem.ranks_disagree, facts=facts)
     distinct: dict[Extent, tuple[int, Digest]] = {}
     unlike: list[Mismatch] = []
-    for rank, part in by_rank.items():
-        if part.extent.numel == 0:
+    for rank, leaf in by_rank.items():
+        if leaf.extent.numel == 0:
             continue
-        first_part = distinct.setdefault(part.extent, (rank, part.blocks[0]))
-        if first_part[1] != part.blocks[0]:
+        first_part = distinct.setdefault(leaf.extent, (rank, leaf.blocks[0]))
+        if first_part[1] != leaf.blocks[0]:
             facts = {"one_rank": first_part[0], "other_rank": rank}
             unlike.append(Mismatch(text_of(name), Problem.replicas, first.kind, facts=facts))
-    total = add(*(value for _, value in distinct.values()))
+    total = add(*(part_digest for _, part_digest in distinct.values()))
     extent = whole(torch.empty(first.extent.shape, device="meta"))
     together = replace(first, extent=extent, placements=None, blocks=(total,))
     if unlike:
-        is_full = all(part.extent == extent for part in by_rank.values())
-        of_ranks = tuple(part.blocks[0] for part in by_rank.values()) if is_full else ()
+        is_full = all(leaf.extent == extent for leaf in by_rank.values())
+        of_ranks = tuple(leaf.blocks[0] for leaf in by_rank.values()) if is_full else ()
         return replace(together, of_ranks=of_ranks), unlike[0]
-    counts = {"held": sum(part.numel for part in distinct), "elements": extent.numel}
+    counts = {"held": sum(extent_of_part.numel for extent_of_part in distinct), "elements": extent.numel}
     if counts["held"] != counts["elements"]:
         return together, Mismatch(text_of(name), Problem.uncovered, first.kind, facts=counts)
     return together, None
@@ -205,16 +210,21 @@ def _joined(by_rank: Mapping[int, Any]) -> list[str] | None:
     name."""
     # In a control they need not be names.
     parts = {str(in_order(names)): names for names in by_rank.values()}
-    names = [name for part in parts.values() for name in part]
+    names = [name for listed_names in parts.values() for name in listed_names]
     return names if len({*map(str, names)}) == len(names) else None
 
 
 def _disagreement(name: Name, by_rank: Mapping[int, Any]) -> Mismatch | None:
     """Return a mismatch of the first two ranks whose values differ."""
     (rank, first), *others = by_rank.items()
-    for other, value in others:
-        if not same_value(first, value):
-            facts = {"one_rank": rank, "one": repr(first), "other_rank": other, "other": repr(value)}
+    for other_rank, other_value in others:
+        if not same_value(first, other_value):
+            facts = {
+                "one_rank": rank,
+                "one": repr(first),
+                "other_rank": other_rank,
+                "other": repr(other_value),
+            }
             return Mismatch(text_of(name), Problem.ranks_disagree, facts=facts)
     return None
 

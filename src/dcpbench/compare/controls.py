@@ -36,7 +36,7 @@ def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lam
     `kept`. Return the names of these."""
     tensors = persistent_tensors(model)
     unchanged: set[Name] = {(name,) for name in tensors if kept(name)}
-    live = {id(value): value for name, value in tensors.items() if (name,) not in unchanged}
+    live = {id(tensor): tensor for name, tensor in tensors.items() if (name,) not in unchanged}
     perturb(live.values(), seed)
     return unchanged
 
@@ -44,8 +44,8 @@ def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lam
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> set[Name]:
     """Change every element of every state tensor, every other value in the state and every hyperparameter, in
     place. Return the names of what cannot be changed in a live optimizer, the parameters of each group."""
-    for one in getattr(optimizer, "optimizers", None) or [optimizer]:
-        perturb(_change_values(one.state), seed)
+    for inner_optimizer in getattr(optimizer, "optimizers", None) or [optimizer]:
+        perturb(_change_values(inner_optimizer.state), seed)
     for group in optimizer.param_groups:
         for key in group.keys() - {"params"}:
             group[key] = perturbed(group[key], key)
@@ -57,10 +57,14 @@ def _change_values(state: Any) -> Iterator[torch.Tensor]:
     these values, so that a flag or None can become a number."""
     for owner, entries in [*state.items()]:
         for holder, name, _ in [*slots(entries)] if is_gone_into(entries) else [(state, owner, ())]:
-            if isinstance(value := holder[name], torch.Tensor):
-                yield value
+            if isinstance(state_value := holder[name], torch.Tensor):
+                yield state_value
             else:
-                holder[name] = _PART if value is None or isinstance(value, bool) else _another(value, name)
+                holder[name] = (
+                    _PART
+                    if state_value is None or isinstance(state_value, bool)
+                    else _another(state_value, name)
+                )
 
 
 @torch.no_grad()
@@ -158,8 +162,8 @@ def perturbed(value: Any, name: Any = None) -> Any:
     if isinstance(value, str):
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, Mapping):
-        kept = {key for key, item in value.items() if item is None and key == SCALE_FUNCTION.name}
-        changed = {key: None if key in kept else perturbed(item, key) for key, item in value.items()}
+        kept = {key for key, element in value.items() if element is None and key == SCALE_FUNCTION.name}
+        changed = {key: None if key in kept else perturbed(element, key) for key, element in value.items()}
         if not isinstance(value, MutableMapping):
             return changed
         copied = copy.copy(value)  # the same class, also of a `defaultdict`
@@ -167,12 +171,12 @@ def perturbed(value: Any, name: Any = None) -> Any:
         return copied
     if isinstance(value, tuple | list):
         make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
-        return make(None if item is None else perturbed(item, name) for item in value)
+        return make(None if element is None else perturbed(element, name) for element in value)
     if isinstance(value, torch.Tensor):
         if value.is_floating_point() and value.element_size() > 1:  # for example a learning rate
             return torch.where(value != 0, value * _PART, -value)
-        perturb([other := value.clone()], seed=0)
-        return other
+        perturb([changed_tensor := value.clone()], seed=0)
+        return changed_tensor
     if isinstance(value, np.ndarray | np.generic):
         return _other_array(np.asarray(value), name)[() if isinstance(value, np.generic) else ...]
     if isinstance(value, torch.dtype):
@@ -195,8 +199,8 @@ def _other_array(array: Any, name: Any) -> Any:
         return np.zeros(1, array.dtype)
     if array.dtype.hasobject:
         changed = np.empty_like(array)
-        for place, item in np.ndenumerate(array):
-            changed[place] = _another(item, name)
+        for place, element in np.ndenumerate(array):
+            changed[place] = _another(element, name)
         return changed
     if array.dtype.kind in "fc":
         return np.where(array != 0, np.nan_to_num(array) * array.dtype.type(_PART), -array)
@@ -218,8 +222,8 @@ def made_different(leaf: Any, name: Any = None, elements: slice = slice(-1, None
         bits(local)[elements].bitwise_xor_(1)
         return TensorLeaf(local, leaf.extent, leaf.placements, leaf.kind)
     if isinstance(leaf, DigestedLeaf):
-        (one, other), *rest = leaf.blocks
-        return replace(leaf, blocks=((one ^ 1, other), *rest))
+        (first_lane, second_lane), *rest = leaf.blocks
+        return replace(leaf, blocks=((first_lane ^ 1, second_lane), *rest))
     return _another(leaf, name)
 
 
@@ -246,7 +250,7 @@ def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[Name]) -> Leaves
 def compare_controlled(
     expected: Leaves,
     actual: Leaves,
-    other: Leaves | None = None,
+    control: Leaves | None = None,
     proven: Collection[str] = (),
     how: Callable[..., list[Mismatch]] | None = None,
 ) -> Compared:
@@ -255,9 +259,9 @@ def compare_controlled(
     `proven`."""
     how = how or compare
     due = {name: leaf for name, leaf in expected.items() if text_of(name) not in proven}
-    if other is None:
-        other = all_different({name: leaf for name, leaf in actual.items() if name in due})
-    reported = {*proven, *(one.name for one in how(due, other, closely=False))}
+    if control is None:
+        control = all_different({name: leaf for name, leaf in actual.items() if name in due})
+    reported = {*proven, *(mismatch.name for mismatch in how(due, control, closely=False))}
     fired = {name: name in reported for name in controllable(expected)}
     return Compared(how(expected, actual), compared_names(expected), fired)
 

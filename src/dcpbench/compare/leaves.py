@@ -68,57 +68,61 @@ def differences(
     saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
 ) -> dict[Name, Mismatch]:
     """Return the same by name."""
-    found: dict[Name, Mismatch] = {}
+    mismatches: dict[Name, Mismatch] = {}
     same = equal_together(_like_pairs(saved, restored))
     for name, leaf in saved.items():
         if name in restored:
-            other = restored[name]
-            if same.get(name) or (leaf is other and type(leaf) in SCALARS):
+            actual = restored[name]
+            if same.get(name) or (leaf is actual and type(leaf) in SCALARS):
                 continue
-            if type(leaf) is type(other) and type(leaf) in SCALARS and leaf and leaf == other:
+            if type(leaf) is type(actual) and type(leaf) in SCALARS and leaf and leaf == actual:
                 continue  # zeros can differ in their sign
             if name in same and not closely:
-                found[name] = Mismatch(text_of(name), Problem.differs, leaf.kind)
-            elif mismatch := _compare_leaves(name, leaf, other, recall, closely):
-                found[name] = mismatch
+                mismatches[name] = Mismatch(text_of(name), Problem.differs, leaf.kind)
+            elif mismatch := _compare_leaves(name, leaf, actual, recall, closely):
+                mismatches[name] = mismatch
         elif not isinstance(leaf, Idle):
-            found[name] = Mismatch(text_of(name), Problem.missing, kind_of(name, leaf))
+            mismatches[name] = Mismatch(text_of(name), Problem.missing, kind_of(name, leaf))
     for name, leaf in restored.items():
         if name not in saved and not isinstance(leaf, Idle):
-            found[name] = Mismatch(text_of(name), Problem.unexpected, kind_of(name, leaf))
-    return found
+            mismatches[name] = Mismatch(text_of(name), Problem.unexpected, kind_of(name, leaf))
+    return mismatches
 
 
 def _like_pairs(saved: Leaves, restored: Leaves) -> Iterator[tuple[Name, torch.Tensor, torch.Tensor]]:
     """Yield the tensors that can differ in nothing but their elements."""
-    for name, one in saved.items():
-        other = restored.get(name)
+    for name, expected in saved.items():
+        actual = restored.get(name)
         if (
-            type(one) is TensorLeaf
-            and type(other) is TensorLeaf
-            and one.placements == other.placements
-            and (one.extent is other.extent or one.extent == other.extent)
+            type(expected) is TensorLeaf
+            and type(actual) is TensorLeaf
+            and expected.placements == actual.placements
+            and (expected.extent is actual.extent or expected.extent == actual.extent)
         ):
-            yield name, one.local, other.local
+            yield name, expected.local, actual.local
 
 
 def equal_together(pairs: Iterable[tuple[Name, torch.Tensor, torch.Tensor]]) -> dict[Name, bool]:
     """Return whether pairs of small tensors have the same bits, by name: one comparison of all their bytes,
     which costs as much as that of two tensors. Pairs that differ in dtype, shape or device are left out."""
     devices: dict[torch.device, _Pairs] = {}
-    for name, one, other in pairs:
-        alike = one.dtype is other.dtype and one.shape == other.shape and one.device == other.device
-        if alike and one.nbytes <= SMALL_BYTES:
-            if one.device not in devices:
-                devices[one.device] = defaultdict(list)
-            devices[one.device][one.dtype].append((name, one, other))
+    for name, expected_bytes, actual_bytes in pairs:
+        alike = (
+            expected_bytes.dtype is actual_bytes.dtype
+            and expected_bytes.shape == actual_bytes.shape
+            and expected_bytes.device == actual_bytes.device
+        )
+        if alike and expected_bytes.nbytes <= SMALL_BYTES:
+            if expected_bytes.device not in devices:
+                devices[expected_bytes.device] = defaultdict(list)
+            devices[expected_bytes.device][expected_bytes.dtype].append((name, expected_bytes, actual_bytes))
     same: dict[Name, bool] = {}
     for of_dtypes in devices.values():
-        one, other = (_bytes(of_dtypes, side) for side in (1, 2))
+        expected_bytes, actual_bytes = (_bytes(of_dtypes, side) for side in (1, 2))
         group = [pair for of_dtype in of_dtypes.values() for pair in of_dtype]
         same |= {name: True for name, *_ in group}
-        if not torch.equal(one, other):
-            counts = (one != other).cumsum(0, dtype=torch.int32)
+        if not torch.equal(expected_bytes, actual_bytes):
+            counts = (expected_bytes != actual_bytes).cumsum(0, dtype=torch.int32)
             counts = torch.cat([counts.new_zeros(1), counts])
             ends = [0, *itertools.accumulate(tensor.nbytes for _, tensor, _ in group)]
             until = counts[ends].tolist()
@@ -186,8 +190,11 @@ class Comparison:
     def named(self, by: str, names: Iterable[Any]) -> "Comparison":
         """Return the comparison with a defect as the cause of the mismatches of some names."""
         texts = {text_of(name) for name in names}
-        found = [replace(one, by=by) if one.name in texts else one for one in self.compared.found]
-        return replace(self, compared=replace(self.compared, found=found))
+        mismatches = [
+            replace(mismatch, by=by) if mismatch.name in texts else mismatch
+            for mismatch in self.compared.found
+        ]
+        return replace(self, compared=replace(self.compared, found=mismatches))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,14 +207,14 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(BITS[tensor.itemsize])
 
 
-def distances(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def distances(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
     """Return the absolute difference of each element, in float64; exact for integers that are close."""
-    if one.is_complex():
-        return (one.to(torch.complex128) - other.to(torch.complex128)).abs()
-    far = (one.double() - other.double()).abs()
-    if one.is_floating_point():
+    if expected.is_complex():
+        return (expected.to(torch.complex128) - actual.to(torch.complex128)).abs()
+    far = (expected.double() - actual.double()).abs()
+    if expected.is_floating_point():
         return far
-    return torch.where(far < 2**53, (one.to(torch.int64) - other.to(torch.int64)).abs().double(), far)
+    return torch.where(far < 2**53, (expected.to(torch.int64) - actual.to(torch.int64)).abs().double(), far)
 
 
 def same_value(expected: Any, actual: Any) -> bool:
@@ -226,7 +233,7 @@ def same_value(expected: Any, actual: Any) -> bool:
     if isinstance(expected, np.ndarray):
         same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
         return same_type and same_value(
-            *(one.tolist() if one.dtype.hasobject else one.tobytes() for one in (expected, actual))
+            *(array.tolist() if array.dtype.hasobject else array.tobytes() for array in (expected, actual))
         )
     if isinstance(expected, float):
         return struct.pack("d", expected) == struct.pack("d", actual)
@@ -234,13 +241,13 @@ def same_value(expected: Any, actual: Any) -> bool:
         return len(expected) == len(actual) and all(map(same_value, expected, actual))
     if isinstance(expected, Mapping):
         return expected.keys() == actual.keys() and all(
-            same_value(value, actual[key]) for key, value in expected.items()
+            same_value(element, actual[key]) for key, element in expected.items()
         )
     if isinstance(expected, io.BytesIO):
         return bool(expected.getvalue() == actual.getvalue())
     if isinstance(expected, partial):
-        one, other = ((each.func, each.args, each.keywords) for each in (expected, actual))
-        return same_value(one, other)
+        expected_call, actual_call = ((call.func, call.args, call.keywords) for call in (expected, actual))
+        return same_value(expected_call, actual_call)
     has_equality = getattr(type(expected), "__eq__", None) is not object.__eq__
     if has_equality or not hasattr(expected, "__dict__") or inspect.isroutine(expected):
         return bool(expected == actual)
@@ -306,13 +313,13 @@ def unlike_tensors(
     more: Iterable[tuple[Problem, Any, Any]] = (),
 ) -> Mismatch | None:
     """Return a mismatch if two tensors differ in dtype, global shape or `more` properties."""
-    for problem, one, other in (
+    for problem, before, after in (
         (Problem.dtype, expected.dtype, actual.dtype),
         (Problem.shape, expected.extent.shape, actual.extent.shape),
         *more,
     ):
-        if one != other:
-            facts = {"expected": str(one), "actual": str(other)}
+        if before != after:
+            facts = {"expected": str(before), "actual": str(after)}
             return Mismatch(text_of(name), problem, expected.kind, facts=facts)
     return None
 
@@ -348,7 +355,7 @@ def compare_elements(
         "elements": differs.numel(),
     }
     distance = float(distances(expected, actual).max().item())
-    size, other_size = (distances(one, torch.zeros_like(one)) for one in (expected, actual))
+    size, other_size = (distances(tensor, torch.zeros_like(tensor)) for tensor in (expected, actual))
     if bool((other_size.isnan() & ~size.isnan()).any()):
         return Mismatch(text_of(name), Problem.nan, kind, distance, facts)
     facts["share"] = share_of(distance, float(size.max().item()))
@@ -367,7 +374,7 @@ def _compare_digests(
     if isinstance(actual, TensorLeaf) and len(expected.blocks) == 1:  # also of several: see `digests`
         blocks = (add(*blocks),)
     pairs = zip(expected.blocks, blocks, strict=True)
-    differing = [number for number, (one, other) in enumerate(pairs) if one != other]
+    differing = [number for number, (before, after) in enumerate(pairs) if before != after]
     if not differing:
         return None
     mismatch = Mismatch(text_of(name), Problem.digests_differ, expected.kind)
@@ -391,8 +398,8 @@ def with_place(
     if (tuple(stored.shape), stored.dtype) == (expected.extent.shape, expected.dtype):
         here = None
         if isinstance(actual, TensorLeaf):
-            part = actual.extent.take(stored).to(actual.local.device)
-            here = compare_elements(name, expected.kind, actual.extent, part, actual.local)
+            stored_part = actual.extent.take(stored).to(actual.local.device)
+            here = compare_elements(name, expected.kind, actual.extent, stored_part, actual.local)
         saved = TensorLeaf(expected.extent.take(stored), expected.extent, None)
         if digest_of(saved) == add(*expected.blocks):
             return here
@@ -406,8 +413,10 @@ def _hexadecimal(element: torch.Tensor) -> str:
     return "0x" + bytes(reversed(raw)).hex()
 
 
-def _distance(one: Any, other: Any) -> float | None:
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)):
+def _distance(expected: Any, actual: Any) -> float | None:
+    if not all(
+        isinstance(number, int | float) and not isinstance(number, bool) for number in (expected, actual)
+    ):
         return None
-    distance = abs(float(one) - float(other))
+    distance = abs(float(expected) - float(actual))
     return None if math.isnan(distance) else distance

@@ -51,12 +51,12 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 def compare_stored(leaves: Mapping[str, Leaf], stored: Stored, device: torch.device) -> Comparison:
     """Compare this rank's parts of what was saved, by flattened key, with the files. Of tensors of which only
     digests were kept (more than 4 MiB), only one block of the smallest is read."""
-    mine = {key: leaf for key, leaf in leaves.items() if key in stored}
-    large = {key: leaf for key, leaf in mine.items() if isinstance(leaf, DigestedLeaf)}
+    expected = {key: leaf for key, leaf in leaves.items() if key in stored}
+    large = {key: leaf for key, leaf in expected.items() if isinstance(leaf, DigestedLeaf)}
     smallest = min(large, key=lambda key: large[key].extent.numel, default=None)
     saved = {
         key: _as_read(key, leaf)
-        for key, leaf in mine.items()
+        for key, leaf in expected.items()
         if isinstance(leaf, TensorLeaf | DigestedLeaf)
         and leaf.extent.numel
         and key not in large.keys() - {smallest}
@@ -65,12 +65,12 @@ def compare_stored(leaves: Mapping[str, Leaf], stored: Stored, device: torch.dev
     for key, leaf in saved.items():
         is_small = leaf.extent.numel * leaf.dtype.itemsize <= SMALL_BYTES
         groups.setdefault("" if is_small else key, []).append(key)
-    found, fired = list[Mismatch](), dict[str, bool]()
+    mismatches, fired = list[Mismatch](), dict[str, bool]()
     for keys in groups.values():
         wrong, reported = _compare({key: saved[key] for key in keys}, stored, device)
-        found += wrong
+        mismatches += wrong
         fired |= reported
-    compared = Compared(found, dict.fromkeys(fired, True), fired)
+    compared = Compared(mismatches, dict.fromkeys(fired, True), fired)
     return Comparison(leaves, stored, compared, partial(_is_stored, device=device))
 
 
@@ -117,18 +117,18 @@ def _compare(
     wrong, read = dict[str, Mismatch](), Leaves()
     for key, leaf in saved.items():
         try:
-            part = part_of(leaf.extent, stored[key])
+            stored_part = part_of(leaf.extent, stored[key])
         except Exception as error:  # noqa: BLE001 - decoding damaged bytes can raise anything
             facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
             wrong[key], read[key,] = Mismatch(key, Problem.unreadable, leaf.kind, facts=facts), leaf
         else:
             to = device
             if isinstance(leaf, TensorLeaf):
-                part, to = part.reshape(leaf.local.shape), leaf.local.device
-            read[key,] = TensorLeaf(part.to(to), leaf.extent, leaf.placements, leaf.kind)
+                stored_part, to = stored_part.reshape(leaf.local.shape), leaf.local.device
+            read[key,] = TensorLeaf(stored_part.to(to), leaf.extent, leaf.placements, leaf.kind)
     expected: Leaves = {(key,): leaf for key, leaf in saved.items()}
-    wrong |= {one.name: one for one in compare(expected, read)}
-    reported = {one.name for one in compare(all_different(expected), read, closely=False)}
+    wrong |= {mismatch.name: mismatch for mismatch in compare(expected, read)}
+    reported = {mismatch.name for mismatch in compare(all_different(expected), read, closely=False)}
     return [wrong[key] for key in saved if key in wrong], {key: key in reported for key in saved}
 
 
@@ -171,13 +171,15 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
 def leaves_like(expected: Leaves, keys: Mapping[Name, str], values: Mapping[str, Any]) -> Leaves:
     """Return leaves of the full values of a checkpoint, by flattened key, for the names of an expected state;
     `keys` are the flattened keys by name."""
-    found: Leaves = {}
+    restored: Leaves = {}
     for name, leaf in expected.items():
         if keys[name] in values and not isinstance(leaf, Idle):
-            value = values[keys[name]]
+            stored_value = values[keys[name]]
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
-            found |= snapshot_nested({name[-1]: value if is_tensor else _plain(value)}, name[:-1])
-    return found
+            restored |= snapshot_nested(
+                {name[-1]: stored_value if is_tensor else _plain(stored_value)}, name[:-1]
+            )
+    return restored
 
 
 def _plain(value: Any) -> Any:
@@ -240,7 +242,9 @@ def _places(archive: memoryview) -> dict[str, tuple[int, int, int]]:
         at = ends + extra + comment
         if _IN_EXTRA in (packed, size, begin):  # after the type and the length of that field
             wide = (number for (number,) in struct.iter_unpack("<Q", archive[ends + 4 : ends + extra]))
-            packed, size, begin = (next(wide) if one == _IN_EXTRA else one for one in (packed, size, begin))
+            packed, size, begin = (
+                next(wide) if number == _IN_EXTRA else number for number in (packed, size, begin)
+            )
         places[str(archive[begins:ends], "utf-8")] = crc, size, begin
     return places
 
@@ -291,7 +295,7 @@ class _Records(pickle.Unpickler):
         *others: Any,
     ) -> StoredChunk:
         """Return the chunk of a tensor; its dtype is in `others` if its storage has none."""
-        dtypes = (other for other in others if isinstance(other, torch.dtype))
+        dtypes = (argument for argument in others if isinstance(argument, torch.dtype))
         begin, size = self._place_of(storage[1])
         place = self._path, self._offset + begin, size, next(dtypes, storage[0])
         read = partial(_elements, *place, tuple(sizes), strides, offset)

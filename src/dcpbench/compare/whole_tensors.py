@@ -56,8 +56,8 @@ class Parts(Generic[Key]):
         sent: the names of the parts that this rank sends on behalf of all ranks that have them.
     """
 
-    def __init__(self, mine: Mapping[Key, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
-        all_ranks = gathered(dict(mine), exchange.group)
+    def __init__(self, parts_here: Mapping[Key, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
+        all_ranks = gathered(dict(parts_here), exchange.group)
         self._exchange = exchange
         shapes: dict[Key, set[tuple[tuple[int, ...], torch.dtype]]] = {}
         for theirs in all_ranks:
@@ -71,16 +71,16 @@ class Parts(Generic[Key]):
             for name in names
         )
         self._mine: dict[Key, tuple[Extent, torch.dtype]] = {
-            name: part for name, part in mine.items() if name in names
+            name: extent_and_dtype for name, extent_and_dtype in parts_here.items() if name in names
         }
         self._sent: list[list[_Part[Key]]] = []
         rank = dist.get_rank(exchange.group) if exchange.group else 0
         taken: set[tuple[Key, Extent]] = set()
         for theirs in all_ranks:
-            own = [_Part(name, *theirs[name]) for name in theirs if name in names]
-            own = [part for part in own if (part.name, part.extent) not in taken]
-            taken |= {(part.name, part.extent) for part in own}
-            self._sent.append([part for part in own if _has_all_or_some(part.extent)])
+            parts = [_Part(name, *theirs[name]) for name in theirs if name in names]
+            parts = [part for part in parts if (part.name, part.extent) not in taken]
+            taken |= {(part.name, part.extent) for part in parts}
+            self._sent.append([part for part in parts if _has_all_or_some(part.extent)])
         self.sent: frozenset[Key] = frozenset(part.name for part in self._sent[rank])
 
     @classmethod
@@ -89,29 +89,29 @@ class Parts(Generic[Key]):
         parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
         return cls({name: (leaf.extent, leaf.dtype) for name, leaf in parts.items()}, exchange)
 
-    def gather(self, mine: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+    def gather(self, parts_here: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Return each full tensor; collective unless `complete`.
 
         Args:
             mine: this rank's parts, of any shape; a part can be missing. If several ranks have the same part,
                 the result contains this rank's part.
         """
-        tensors = {} if self.complete else self._gather_of_others(mine)
-        for name, part in mine.items():
+        tensors = {} if self.complete else self._gather_of_others(parts_here)
+        for name, tensor in parts_here.items():
             if name in self._mine and _has_all_or_some(extent := self._mine[name][0]):
-                into = tensors.setdefault(name, part.new_empty(extent.shape))
-                extent.put(into, part.to(into.device))
+                into = tensors.setdefault(name, tensor.new_empty(extent.shape))
+                extent.put(into, tensor.to(into.device))
         return tensors
 
-    def _gather_of_others(self, mine: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+    def _gather_of_others(self, parts_here: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         sizes = [sum(part.nbytes for part in parts) for parts in self._sent]
         device, group = self._exchange.device, self._exchange.group
         rank = dist.get_rank(group) if group else 0
         buffer = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
         for part, there, elements in _places(self._sent[rank], buffer):
-            if part.name in mine:
+            if part.name in parts_here:
                 there.fill_(1)
-                elements.copy_(mine[part.name].contiguous().view(-1).view(torch.uint8))
+                elements.copy_(parts_here[part.name].contiguous().view(-1).view(torch.uint8))
         buffers = [torch.empty_like(buffer) for _ in sizes] if group else [buffer]
         if group:
             dist.all_gather(buffers, buffer, group=group)
@@ -166,7 +166,7 @@ def summed(
     """
     chunks: list[list[str]] = [[]]
     for name in names:
-        if chunks[-1] and sum(shapes[one] for one in (*chunks[-1], name)) > _CHUNK:
+        if chunks[-1] and sum(shapes[named] for named in (*chunks[-1], name)) > _CHUNK:
             chunks.append([])
         chunks[-1].append(name)
     for chunk in filter(None, chunks):
@@ -174,12 +174,12 @@ def summed(
         terms = [tensors.get(name) or [torch.zeros(size)] for name, size in zip(chunk, sizes, strict=True)]
         present = torch.tensor([float(name in tensors) for name in chunk])
         parts = [*itertools.chain(*terms), present]
-        total = torch.cat([one.reshape(-1).to(exchange.device, torch.float64) for one in parts])
+        total = torch.cat([term.reshape(-1).to(exchange.device, torch.float64) for term in parts])
         if exchange.group:
             dist.all_reduce(total, group=exchange.group)
         *sums, numbers = total.split([*sizes, len(chunk)])
-        for name, one, number in zip(chunk, sums, numbers.tolist(), strict=True):
-            yield name, number > 0, [*one.chunk(count)] if shapes[name] else []
+        for name, full_sum, number in zip(chunk, sums, numbers.tolist(), strict=True):
+            yield name, number > 0, [*full_sum.chunk(count)] if shapes[name] else []
 
 
 def real_elements(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,14 +196,16 @@ def magnitudes(gradient: torch.Tensor) -> torch.Tensor:
         return real_elements(dense(gradient)).abs()
     values = VALUES.of(gradient)().double()
     row_sums = partial(torch.sparse_coo_tensor, INDICES.of(gradient)(), size=gradient.shape)
-    size, times = (row_sums(one, check_invariants=False) for one in (values.abs(), torch.ones_like(values)))
+    size, times = (
+        row_sums(elements, check_invariants=False) for elements in (values.abs(), torch.ones_like(values))
+    )
     return real_elements(size.to_dense() * times.to_dense())
 
 
 def local_gradient(gradient: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a gradient, dense and reduced."""
-    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
-        full = [Replicate() if one.is_partial() else one for one in gradient.placements]
+    if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+        full = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
         gradient = gradient.redistribute(placements=full)
     return local_part(dense(gradient))
 

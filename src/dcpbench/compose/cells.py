@@ -80,11 +80,11 @@ def cells_of(composer: Composer, base: DictConfig, words: Sequence[CellWords]) -
         ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: a word is wrong.
     """
     sweep, sources = Path(str(base.hydra.sweep.dir)).resolve(), base.hydra.runtime.config_sources
-    config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
+    config_dir = next((str(source.path) for source in sources if source.provider == "command-line"), None)
     hosts = _hosts(base.executor)
     configs = [_config(composer, cell.overrides, hosts) for cell in words]
     named = [
-        [_with_flag(item, config) for item in cell.overrides if not item.lstrip("+~").startswith("hydra")]
+        [_with_flag(word, config) for word in cell.overrides if not word.lstrip("+~").startswith("hydra")]
         for cell, config in zip(words, configs, strict=True)
     ]
     common = in_common(named)
@@ -103,9 +103,9 @@ def _config(composer: Composer, overrides: Sequence[str], hosts: dict[str, int |
     """Return the configuration of a cell; refuse one that does not have the sweep's `hosts`."""
     config = composer.config(overrides)
     validity.check(config)
-    for key, value in _hosts(config.executor).items():
-        if value != hosts[key]:
-            raise ConfigError(f"{key}={value}: applies to the complete sweep; pass one value")
+    for key, setting in _hosts(config.executor).items():
+        if setting != hosts[key]:
+            raise ConfigError(f"{key}={setting}: applies to the complete sweep; pass one value")
     if wrong := [word for word in overrides if word.lstrip("+~").startswith("hydra.sweep.")]:
         raise ConfigError(f"{wrong[0]}: applies to the complete sweep; pass one value")
     return config
@@ -114,20 +114,20 @@ def _config(composer: Composer, overrides: Sequence[str], hosts: dict[str, int |
 def _name(overrides: list[str], common: set[str]) -> str:
     """Return a name for a cell that is safe as the name of its folder: its overrides. A long one leaves out
     the overrides that are `common` to all cells."""
-    name = _joined([item for item in overrides if not item.startswith("experiment=")] or overrides)
+    name = _joined([word for word in overrides if not word.startswith("experiment=")] or overrides)
     if len(name.encode()) <= _LONGEST_NAME:
         return name
-    varying = [item for item in overrides if item not in common]
+    varying = [word for word in overrides if word not in common]
     return _joined(varying or overrides).encode()[:_LONGEST_NAME].decode(errors="ignore")
 
 
 def _with_flag(override: str, config: Config) -> str:
     """Return an override with its value as `true` or `false` if it sets a flag, however it was typed."""
     key, equals, _ = override.partition("=")
-    value: Any = config
+    node: Any = config
     for name in key.lstrip("+").split("."):
-        value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-    return f"{key}={str(value).lower()}" if equals and isinstance(value, bool) else override
+        node = node.get(name) if isinstance(node, dict) else getattr(node, name, None)
+    return f"{key}={str(node).lower()}" if equals and isinstance(node, bool) else override
 
 
 def _joined(overrides: Iterable[str]) -> str:

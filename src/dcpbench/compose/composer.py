@@ -72,10 +72,13 @@ class Composer:
         by_scheme = {source.scheme(): source for source in classes}
         searched = base.hydra.runtime.config_sources
         self._sources = [
-            by_scheme[one.schema](one.provider, f"{one.schema}://{one.path}") for one in searched
+            by_scheme[searched_source.schema](
+                searched_source.provider, f"{searched_source.schema}://{searched_source.path}"
+            )
+            for searched_source in searched
         ]
         self._choices, words = base.hydra.runtime.choices, base.hydra.overrides.task
-        self._null_choices = {f"{group}=null" for group, value in self._choices.items() if value is None}
+        self._null_choices = {f"{group}=null" for group, choice in self._choices.items() if choice is None}
         for name, spec in AXES.items():  # Hydra merges a list in a defaults list, and records no choice
             is_left_out = any(word.startswith(f"~{name}") for word in words)
             if spec.group and name not in self._choices and not is_left_out:
@@ -133,19 +136,19 @@ class Composer:
         Raises:
             _ReachesBeyondError: it depends on other keys, too.
         """
-        part = OmegaConf.structured(_schema_of(key))
+        schema = OmegaConf.structured(_schema_of(key))
         choices = [word.choice for word in words if word.choice]
         if len(choices) > 1 or (choices and key in self._globals(wide)):
             raise _ReachesBeyondError
         for content in self._files(key, choices[0]) if choices else ():
-            part.merge_with({key: content})
+            schema.merge_with({key: content})
         if not choices:
-            part.merge_with(OmegaConf.masked_copy(start.composed, [key]))
-        OmegaConf.set_struct(part, True)
+            schema.merge_with(OmegaConf.masked_copy(start.composed, [key]))
+        OmegaConf.set_struct(schema, True)
         for override in (self._parse(word.text) for word in words if not word.choice):
-            OmegaConf.update(part, override.key_or_group, override.value(), merge=True)
-        _refuse_open(OmegaConf.to_container(part))
-        return getattr(OmegaConf.to_object(part), key)
+            OmegaConf.update(schema, override.key_or_group, override.value(), merge=True)
+        _refuse_open(OmegaConf.to_container(schema))
+        return getattr(OmegaConf.to_object(schema), key)
 
     def _of_start(self, start: _Start, key: str) -> Any:
         """Return the value of a key as it is in `start`; raise as `_part`."""
@@ -190,12 +193,14 @@ class Composer:
             raise _ReachesBeyondError
         defaults, content = _split(file)
         contents = []
-        for item in defaults if "_self_" in defaults else [*defaults, "_self_"]:
-            place, name = next(iter(item.items())) if isinstance(item, dict) else (f"/{group}@_here_", item)
-            other = re.fullmatch(r"/(\w+)@_here_", place)
-            if not other:
+        for default in defaults if "_self_" in defaults else [*defaults, "_self_"]:
+            place, name = (
+                next(iter(default.items())) if isinstance(default, dict) else (f"/{group}@_here_", default)
+            )
+            of_group = re.fullmatch(r"/(\w+)@_here_", place)
+            if not of_group:
                 raise _ReachesBeyondError
-            contents += [content] if name == "_self_" else self._files(other[1], str(name))
+            contents += [content] if name == "_self_" else self._files(of_group[1], str(name))
         return contents
 
     def _read(self, path: str) -> ConfigResult | None:
@@ -246,7 +251,7 @@ def _refuse_open(value: Any) -> None:
 @cache
 def _schema_of(key: str) -> type:
     """Return the schema with one key alone."""
-    (field,) = (item for item in fields(config_class()) if item.name == key)
+    (field,) = (config_field for config_field in fields(config_class()) if config_field.name == key)
     return make_dataclass(f"{Config.__name__}_{key}", [(key, field.type, field)])
 
 

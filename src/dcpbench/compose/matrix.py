@@ -46,15 +46,17 @@ def words_of_cells(
     """
     hydra, sweeper = base.hydra, base.hydra.sweeper
     parse = OverridesParser.create(config_loader=loader).parse_overrides
-    typed = [replace(item, config_loader=loader) for item in overrides]
+    typed = [replace(override, config_loader=loader) for override in overrides]
     given = parse(of_block("params", sweeper.params or {})) + [
-        item for item in typed if not item.is_hydra_override()
+        override for override in typed if not override.is_hydra_override()
     ]
-    about_all = {item.key_or_group: item for item in given if is_about_the_sweep(item.key_or_group)}
-    for item in about_all.values():
-        if item.is_sweep_override():
-            raise ConfigError(f"{item.input_line}: applies to the complete sweep; pass one value")
-    defaults = {f"{group}=null" for group, value in hydra.runtime.choices.items() if value is None}
+    about_all = {
+        override.key_or_group: override for override in given if is_about_the_sweep(override.key_or_group)
+    }
+    for override in about_all.values():
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
+    defaults = {f"{group}=null" for group, choice in hydra.runtime.choices.items() if choice is None}
 
     def combined(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
         """Combine lists as their block says, unless the command line says it for all."""
@@ -68,15 +70,15 @@ def words_of_cells(
         rows = covering(lists) if is_covered else itertools.product(*lists)
         return [[word for word in row if word not in defaults] for row in rows]
 
-    own = [item for item in given if item.key_or_group not in about_all]
+    of_cells = [override for override in given if override.key_or_group not in about_all]
     blocks = {
         name: parse(of_block(name, {key: block[key] for key in block if key != _PLUGIN}))
         for name, block in _present(sweeper.matrix).items()
     }
     if blocks:
-        cells = jobs(blocks, own, combined)
+        cells = jobs(blocks, of_cells, combined)
     else:
-        cells = [CellWords([*row]) for row in combined(listed(own), None)]
+        cells = [CellWords([*row]) for row in combined(listed(of_cells), None)]
     return repeated(cells, base.repeats, for_all=_REPEATS in about_all)
 
 
@@ -106,7 +108,7 @@ def jobs(
             union.setdefault(tuple(sorted(overrides)), CellWords(overrides, name))
     if not union:
         raise ConfigError(_nothing_left(blocks.values(), given))
-    exact = tuple(sorted(item for override in given for item in _items(override)))
+    exact = tuple(sorted(word for override in given for word in _items(override)))
     return [union[exact]] if exact in union else list(union.values())
 
 
@@ -146,13 +148,13 @@ def repeated(jobs: Sequence[CellWords], repeats: int, for_all: bool) -> list[Cel
 
 def _counted(job: CellWords, repeats: int, for_all: bool) -> tuple[CellWords, int]:
     """Return a job without its `repeats`, and how often it runs."""
-    of_block = [item.partition("=")[2] for item in job.overrides if item.startswith(f"{_REPEATS}=")]
-    own = [item for item in job.overrides if not item.startswith(f"{_REPEATS}=")]
+    of_block = [word.partition("=")[2] for word in job.overrides if word.startswith(f"{_REPEATS}=")]
+    other_words = [word for word in job.overrides if not word.startswith(f"{_REPEATS}=")]
     asked = of_block[0] if of_block and not for_all else str(repeats)
     if not asked.isdecimal() or int(asked) < 1:
         raise ConfigError(too_small(_REPEATS, asked, 1))
-    numbered = any(item.startswith(_NUMBERED) for item in own)
-    return CellWords(own, job.block), 1 if numbered else int(asked)
+    numbered = any(word.startswith(_NUMBERED) for word in other_words)
+    return CellWords(other_words, job.block), 1 if numbered else int(asked)
 
 
 def _block_jobs(block: Sequence[Override], given: Sequence[Override], combined: Combined) -> list[list[str]]:
@@ -161,19 +163,19 @@ def _block_jobs(block: Sequence[Override], given: Sequence[Override], combined: 
     for key in (_REPEATS, _MATRIX):
         if len(swept.get(key, [])) > 1:
             raise ConfigError(f"{', '.join(swept[key])}: applies to a complete block; pass one value")
-    own = [item.partition("=")[2] for item in swept.pop(_MATRIX, [])]
+    modes = [word.partition("=")[2] for word in swept.pop(_MATRIX, [])]
     if _NUMBERED.removesuffix("=") in named:
         swept.pop(_REPEATS, None)
-    lists = {key: [item for item in items if item in named.get(key, items)] for key, items in swept.items()}
+    lists = {key: [word for word in items if word in named.get(key, items)] for key, items in swept.items()}
     lists.update((key, items) for key, items in named.items() if key not in swept)
-    return [[*job] for job in combined([*lists.values()], own[0] if own else None)]
+    return [[*job] for job in combined([*lists.values()], modes[0] if modes else None)]
 
 
 def _items(override: Override) -> list[str]:
     """Return `key=value` for each value of an override, as Hydra writes values (`False`, not `false`)."""
     key = override.get_key_element()
     if override.is_discrete_sweep():
-        if items := dict.fromkeys(f"{key}={value}" for value in override.sweep_string_iterator()):
+        if items := dict.fromkeys(f"{key}={choice}" for choice in override.sweep_string_iterator()):
             return [*items]
         raise ConfigError(f"{override.input_line}: matches nothing")
     if override.is_sweep_override():
@@ -189,7 +191,7 @@ def _nothing_left(blocks: Iterable[Sequence[Override]], given: Sequence[Override
     for override in given:
         key = override.get_key_element()
         if key in swept and not swept[key].keys() & set(_items(override)):
-            may_be = ", ".join(item.partition("=")[2] for item in swept[key])
+            may_be = ", ".join(word.partition("=")[2] for word in swept[key])
             return f"{override.input_line}: no cell of the experiment has it; its {key} is {may_be}"
     asked = " ".join(str(override.input_line) for override in given)
     return f"{asked}: the experiment has no cell with all of this"

@@ -53,7 +53,7 @@ class Search:
         of the others. `runs` tells whether a job can run, `excludes` whether two values are known not to."""
         self._lists = [tuple(values) for values in lists]
         self._runs = cache(runs)
-        self._axis = {value: axis for axis, values in enumerate(self._lists) for value in values}
+        self._axis = {word: axis for axis, values in enumerate(self._lists) for word in values}
         pairs = [pair for lists in combinations(self._lists, 2) for pair in product(*lists)]
         self._left_out = [pair for pair in pairs if excludes(*pair)]
         self._excluded = frozenset(self._left_out)
@@ -67,7 +67,7 @@ class Search:
             pair = next(iter(self._open))
             row = self._greedy(pair)
             if not self._runs(row):
-                start = next((other for other in self._with(pair) if self._runs(other)), None)
+                start = next((job for job in self._with(pair) if self._runs(job)), None)
                 if start is None:
                     del self._open[pair]
                     self._left_out.append(pair)
@@ -76,15 +76,15 @@ class Search:
             self._rows.append(row)
             for pair in combinations(row, 2):
                 self._open.pop(pair, None)
-        met = {value for row in self._rows for value in row}
-        never = [value for values in self._lists for value in values if value not in met]
-        rows = [self._filled((value,), lambda values: values[0]) for value in never]
+        met = {word for row in self._rows for word in row}
+        never = [word for values in self._lists for word in values if word not in met]
+        rows = [self._filled((word,), lambda values: values[0]) for word in never]
         left_out = [pair for pair in self._left_out if not {*never}.intersection(pair)]
         return Covering(self._rows + rows, left_out, never)
 
     def _greedy(self, pair: Pair) -> Row:
         """Return a job with this pair; each other value makes most open pairs with the values before it."""
-        chosen = {self._axis[value]: value for value in pair}
+        chosen = {self._axis[word]: word for word in pair}
         longest_first = sorted(range(len(self._lists)), key=lambda axis: -len(self._lists[axis]))
         for axis in longest_first:
             if axis not in chosen:
@@ -97,10 +97,11 @@ class Search:
             others = [*row[:axis], *row[axis + 1 :]]
             gains = {value: self._gain(value, others) for value in values}
             better = sorted(
-                (value for value in values if gains[value] > gains[row[axis]]), key=gains.__getitem__
+                (better_word for better_word in values if gains[better_word] > gains[row[axis]]),
+                key=gains.__getitem__,
             )
-            for value in better[: -_BETTER - 1 : -1] if row[axis] not in pair else ():
-                if self._runs(changed := (*row[:axis], value, *row[axis + 1 :])):
+            for better_word in better[: -_BETTER - 1 : -1] if row[axis] not in pair else ():
+                if self._runs(changed := (*row[:axis], better_word, *row[axis + 1 :])):
                     row = changed
                     break
         return row
@@ -114,25 +115,25 @@ class Search:
         return sum(pair in self._excluded for pair in self._pairs(value, others))
 
     def _pairs(self, value: str, others: Collection[str]) -> Iterator[Pair]:
-        for other in others:
-            yield (value, other) if self._axis[value] < self._axis[other] else (other, value)
+        for second in others:
+            yield (value, second) if self._axis[value] < self._axis[second] else (second, value)
 
     def _with(self, pair: Pair) -> Iterator[Row]:
         """Yield jobs with this pair, the likeliest to run first: with the first values of all other axes,
         then with those of jobs that run and have one of the two, then with any."""
         yield self._filled(pair, lambda values: values[0])
-        placed = {self._axis[value]: value for value in pair}
+        placed = {self._axis[word]: word for word in pair}
         for row in [row for row in self._rows if pair[0] in row or pair[1] in row]:
-            yield tuple(placed.get(axis, value) for axis, value in enumerate(row))
+            yield tuple(placed.get(axis, word) for axis, word in enumerate(row))
         for _ in range(_DRAWN):
             yield self._filled(pair, self._random.choice)
 
     def _filled(self, given: Row, choose: Callable[[Sequence[str]], str]) -> Row:
         """Complete a job with values that those before them do not exclude, where possible."""
-        chosen = {self._axis[value]: value for value in given}
+        chosen = {self._axis[word]: word for word in given}
         for axis, values in enumerate(self._lists):
             if axis not in chosen:
-                fit = [value for value in values if not self._conflicts(value, chosen.values())]
+                fit = [word for word in values if not self._conflicts(word, chosen.values())]
                 chosen[axis] = choose(fit or values)
         return tuple(chosen[axis] for axis in range(len(self._lists)))
 
@@ -150,8 +151,8 @@ def covering(
             wrong, whatever the others are.
     """
     common = [values[0] for values in lists if len(values) == 1]
-    swept = [value for values in lists if len(values) > 1 for value in values]
-    alone = {value: composer.config([*common, value]) for value in swept}
+    swept = [word for values in lists if len(values) > 1 for word in values]
+    alone = {word: composer.config([*common, word]) for word in swept}
     several_sizes = validity.has_several_sizes(alone.values())
 
     def runs(overrides: Sequence[str]) -> bool:
@@ -163,23 +164,23 @@ def covering(
         except ConfigError:
             return False
 
-    def refuses(value: str, other: str) -> bool:
+    def refuses(value: str, second: str) -> bool:
         """Return whether a value is declared not to run with another one."""
-        if value not in alone or other not in alone:
+        if value not in alone or second not in alone:
             return False
-        axis = _key(other)
+        axis = _key(second)
         only: dict[str, Only] = getattr(getattr(alone[value], _key(value), None), "only", {})
-        return axis in only and alone[other].value_of(axis) not in only[axis].values
+        return axis in only and alone[second].value_of(axis) not in only[axis].values
 
     return Search(lists, runs, lambda *pair: refuses(*pair) or refuses(*reversed(pair))).found()
 
 
-def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
+def sentence(lists: Sequence[Sequence[str]], cover: Covering) -> str:
     """Describe how many of the cells run, and which pairs are left out."""
     text = (
-        f"matrix=pairwise: {len(found.rows)} of {math.prod(map(len, lists))} cells have every pair of values"
+        f"matrix=pairwise: {len(cover.rows)} of {math.prod(map(len, lists))} cells have every pair of values"
     )
-    out = [f"{value} with any" for value in found.never] + [" with ".join(pair) for pair in found.left_out]
+    out = [f"{word} with any" for word in cover.never] + [" with ".join(pair) for pair in cover.left_out]
     if not out:
         return text
     return f"{text} that can run; left out: {listed(out)}"

@@ -70,8 +70,8 @@ def resolve(config: Config, machine: Machine, hosts_of: Callable[[int, str], int
         if not config.scenario.process_group:
             world_size = 1
 
-    own = config.workload.target
-    model = ModelConfig(own, own) if own else config.model
+    target = config.workload.target
+    model = ModelConfig(target, target) if target else config.model
 
     def on_hosts(parallel: ParallelConfig, ranks: int) -> ParallelConfig:
         hosts = hosts_of(ranks, device.value)
@@ -91,9 +91,9 @@ def resolve(config: Config, machine: Machine, hosts_of: Callable[[int, str], int
     if not config.own_trainer:
         before, after = config.steps_before_save, config.steps_after_load
         decided = replace(decided, train_steps=before, resume_steps=after)
-    if own is None:
+    if target is None:
         return decided
-    return replace(decided, model=model, optimizer=OptimizerConfig(own, own, lr=None))
+    return replace(decided, model=model, optimizer=OptimizerConfig(target, target, lr=None))
 
 
 def cpp_compiler() -> str:
@@ -148,8 +148,8 @@ def why_skip(
 
 def _wrong_values(config: Config) -> Iterator[str]:
     """Yield a sentence for each value that no machine could run."""
-    for key, item, value in keys_of(config):
-        least = item.metadata.get(LEAST)
+    for key, config_field, value in keys_of(config):
+        least = config_field.metadata.get(LEAST)
         if least is not None and value is not None and value < least:
             yield too_small(key, value, least)
         if isinstance(value, list) and any(isinstance(inside, list | dict) for inside in value):
@@ -158,8 +158,8 @@ def _wrong_values(config: Config) -> Iterator[str]:
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:
         yield f"seed={config.seed}: must be between {low} and {high}"
-    for key, item, value in keys_of(config):
-        if item.name == "target" and value not in (None, MISSING) and not is_dotted(value):
+    for key, config_field, value in keys_of(config):
+        if config_field.name == "target" and value not in (None, MISSING) and not is_dotted(value):
             yield f"{key}={value}: must be a dotted name, such as {as_target(value) or 'mine.build'}"
     if config.own_trainer and config.workload.target is None:
         trainer = "workload.target=null; must be a function that builds the trainer"
@@ -184,11 +184,11 @@ def _wrong_values(config: Config) -> Iterator[str]:
 
 def keys_of(config: Any, above: str = "") -> "Iterator[tuple[str, Field[Any], Any]]":
     """Yield each key, its field and its value, and those of the keys below it."""
-    for item in fields(config):
-        value = getattr(config, item.name)
-        yield f"{above}{item.name}", item, value
+    for config_field in fields(config):
+        value = getattr(config, config_field.name)
+        yield f"{above}{config_field.name}", config_field, value
         if is_dataclass(value):
-            yield from keys_of(value, f"{above}{item.name}.")
+            yield from keys_of(value, f"{above}{config_field.name}.")
 
 
 def _limits_of_cells(
@@ -204,12 +204,12 @@ def _limits_of_cells(
     for group in AXES:
         limited = getattr(config, group)
         for axis, only in getattr(limited, "only", {}).items():
-            if (value := config.value_of(axis)) not in only.values:
+            if (chosen := config.value_of(axis)) not in only.values:
                 may_be = f"{axis}={', '.join(only.values)} and" if only.values else f"no {axis},"
-                yield Limit(f"{group}={limited.name} takes {may_be} not {value}: {only.because}")
+                yield Limit(f"{group}={limited.name} takes {may_be} not {chosen}: {only.because}")
         for axis, refused in getattr(limited, "refuses", {}).items():
-            if (value := config.value_of(axis)) in refused.values:
-                yield Limit(f"{group}={limited.name} does not take {axis}={value}: {refused.because}")
+            if (chosen := config.value_of(axis)) in refused.values:
+                yield Limit(f"{group}={limited.name} does not take {axis}={chosen}: {refused.because}")
         for package in getattr(limited, "packages", ()):
             if not find_spec(package):
                 yield Limit(f"{group}={limited.name} needs the package {package}, which is not installed")
@@ -280,9 +280,9 @@ def _nccl(config: Config, machine: Machine) -> str | None:
 def _limits_of_shared_gpus(config: Config, machine: Machine) -> Iterator[Limit]:
     """Yield the limits of ranks that share GPUs, if there are fewer GPUs than ranks."""
     ranks, gpus = config.most_ranks, machine.gpus
-    each = shared_gpus.ranks_per_gpu(ranks, gpus)
-    if config.ranks_per_gpu and each > config.ranks_per_gpu:
-        needs = f"{counted(ranks, 'rank')} on {counted(gpus, 'GPU')} need {each}"
+    per_gpu = shared_gpus.ranks_per_gpu(ranks, gpus)
+    if config.ranks_per_gpu and per_gpu > config.ranks_per_gpu:
+        needs = f"{counted(ranks, 'rank')} on {counted(gpus, 'GPU')} need {per_gpu}"
         yield Limit(f"ranks_per_gpu={config.ranks_per_gpu}: {needs}")
     carried_by_gloo = config.parallel.gloo and config.loading.gloo and not config.state_dict.full_state_dict
     if backend_of(config, machine) is Backend.gloo and not carried_by_gloo:

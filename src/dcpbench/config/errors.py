@@ -21,7 +21,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{','.join(map(value_text, value))}]"
     if isinstance(value, Mapping):
-        items = [f"{name!s}:{value_text(item)}" for name, item in value.items()]
+        items = [f"{name!s}:{value_text(inner)}" for name, inner in value.items()]
         return f"{{{','.join(items)}}}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 

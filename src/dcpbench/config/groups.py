@@ -92,15 +92,20 @@ class ScenarioConfig:
             restarts: what loads is another process than what has saved.
             saves: as often a stage `of_each_save` runs; every second time under the second interpreter.
         """
-        found: list[list[StageConfig]] = []
+        stages_of_processes: list[list[StageConfig]] = []
         for stage in self.stages or [StageConfig(target=self.target or "")]:
             for number in range(saves if stage.of_each_save else 1):
-                each = replace(stage, restarted=restarts and stage.restarted and number % 2 == 0)
-                if found and stage.continues and not restarts and stage.world is found[-1][0].world:
-                    found[-1].append(each)
+                repeated = replace(stage, restarted=restarts and stage.restarted and number % 2 == 0)
+                if (
+                    stages_of_processes
+                    and stage.continues
+                    and not restarts
+                    and stage.world is stages_of_processes[-1][0].world
+                ):
+                    stages_of_processes[-1].append(repeated)
                 else:
-                    found.append([each])
-        return found
+                    stages_of_processes.append([repeated])
+        return stages_of_processes
 
 
 @dataclass

@@ -65,7 +65,7 @@ def of_block(name: str, block: Mapping[Any, Any]) -> list[str]:
         if value is None and not can_be_null(key):
             write = f"; write a list in brackets: {last}: [{value_text(block[last])}, {value_text(key)}]"
             raise ConfigError(f"block {name}: {value_text(key)} has no value{write if last else ''}")
-        if is_list(key) and not any(item is None or isinstance(item, ListConfig) for item in listed):
+        if is_list(key) and not any(element is None or isinstance(element, ListConfig) for element in listed):
             listed = []
         text = ",".join(map(quoted, listed)) or (value if isinstance(value, str) else quoted(value))
         words.append(f"{key}={text}")
@@ -137,7 +137,7 @@ def quoted(value: Any) -> str:
         raise ConfigError(f"{text}: stands for a missing value; use another text")
     if _PLAIN.fullmatch(text):
         return str(text)
-    escaped = _INTERPOLATION.sub(lambda found: 2 * found[1] + r"\${", text)
+    escaped = _INTERPOLATION.sub(lambda match: 2 * match[1] + r"\${", text)
     return QuotedString(escaped, Quote.single).with_quotes()
 
 

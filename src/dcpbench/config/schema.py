@@ -223,7 +223,9 @@ class Config:
         warm = self.isolation is groups.Isolation.warm
         if self.repeat or self.workload.target or self.fault.target or not warm:
             return None
-        kept = [item.name for item in fields(self) if not item.metadata.get(OF_SAVING)]
+        kept = [
+            config_field.name for config_field in fields(self) if not config_field.metadata.get(OF_SAVING)
+        ]
         return digest_of({name: getattr(self, name) for name in kept})
 
     def value_of(self, axis: str) -> str:
@@ -298,7 +300,7 @@ def is_list(key: str) -> bool:
     for name in key.lstrip("+").split("."):
         kind = next(filter(is_dataclass, (hint, *get_args(hint))), None)
         hint = get_type_hints(kind).get(name) if kind else None
-    return any(get_origin(item) is list for item in (hint, *get_args(hint)))
+    return any(get_origin(hint_or_argument) is list for hint_or_argument in (hint, *get_args(hint)))
 
 
 def can_be_null(key: object) -> bool:

@@ -24,7 +24,7 @@ def visible(text: str, but: str = "") -> str:
     """Return a text with escapes for control characters and for those that turn the direction of writing,
     except the characters in `but`: a terminal would obey them."""
     return _CONTROL.sub(
-        lambda found: found[0] if found[0] in but else found[0].encode("unicode_escape").decode(), text
+        lambda match: match[0] if match[0] in but else match[0].encode("unicode_escape").decode(), text
     )
 
 

@@ -46,11 +46,11 @@ class CellKey:
             code_paths: returns the code paths in the file of `conf/` for a key and the name of its value.
         """
         values: dict[str, Value] = {}
-        for item in _of_identity(config.__class__):
-            value = getattr(config, item.name)
+        for config_field in _of_identity(config.__class__):
+            value = getattr(config, config_field.name)
             name = getattr(value, "name", None) if is_dataclass(value) else None
-            paths = {*(code_paths(item.name, name) if name else ()), *_default_paths(value.__class__)}
-            values |= _leaves(item.name, _plain(value, paths))
+            paths = {*(code_paths(config_field.name, name) if name else ()), *_default_paths(value.__class__)}
+            values |= _leaves(config_field.name, _plain(value, paths))
         return cls(_REMOVED | values)
 
     @cached_property
@@ -60,9 +60,9 @@ class CellKey:
 
     def differences(self, other: "CellKey") -> dict[str, tuple[Value | None, Value | None]]:
         """Return the keys whose values differ, each with this value and the other one."""
-        mine, its = self.values, other.values
-        keys = [key for key in dict.fromkeys([*mine, *its]) if mine.get(key) != its.get(key)]
-        return {key: (mine.get(key), its.get(key)) for key in keys}
+        values, its = self.values, other.values
+        keys = [key for key in dict.fromkeys([*values, *its]) if values.get(key) != its.get(key)]
+        return {key: (values.get(key), its.get(key)) for key in keys}
 
 
 def is_below(key: str, keys: Iterable[str]) -> bool:
@@ -93,7 +93,10 @@ def _plain(value: Any, paths: Collection[str]) -> Any:
     """Return a value in plain types, without nulls and these code paths: dataclasses become dicts of their
     fields that are part of the identity."""
     if is_dataclass(value):
-        value = {item.name: getattr(value, item.name) for item in _of_identity(value.__class__)}
+        value = {
+            config_field.name: getattr(value, config_field.name)
+            for config_field in _of_identity(value.__class__)
+        }
     if isinstance(value, dict):
         inside = {name: _plain(inner, paths) for name, inner in value.items()}
         return {
@@ -121,11 +124,11 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Value]]:
 @cache
 def _of_identity(kind: type[Any]) -> "list[Field[Any]]":
     """Return the fields of a dataclass that are part of the identity."""
-    return [item for item in fields(kind) if not item.metadata.get(HOW_RUN)]
+    return [config_field for config_field in fields(kind) if not config_field.metadata.get(HOW_RUN)]
 
 
 @cache
 def _default_paths(kind: type[Any]) -> list[str]:
     """Return the code paths that are defaults of a class."""
-    defaults = [item.default for item in fields(kind)] if is_dataclass(kind) else []
+    defaults = [config_field.default for config_field in fields(kind)] if is_dataclass(kind) else []
     return [str(default) for default in defaults if is_code_path(default)]

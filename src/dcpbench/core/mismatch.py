@@ -131,13 +131,13 @@ class Mismatch:
 
     def plain(self) -> dict[str, Any]:
         """Return it as a flat dict for JSON, without null values."""
-        own = {
+        written = {
             "where": str(self.where) or None,
             "of_step": self.where.step,
             "by": self.by,
             "sides": self.sides,
         }
-        flat = {**vars(self), "problem": self.problem.value, **self.facts, **own}
+        flat = {**vars(self), "problem": self.problem.value, **self.facts, **written}
         return {key: value for key, value in flat.items() if value is not None and key != "facts"}
 
 

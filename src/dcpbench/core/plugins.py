@@ -120,7 +120,7 @@ def plugin_names() -> list[str]:
 def _installed() -> list[str]:
     folder = Path(__file__).resolve().parents[1] / "plugins"
     here = [f"dcpbench.plugins.{path.parent.name}.plugin" for path in sorted(folder.glob("*/plugin.py"))]
-    return [*here, *(entry.module for entry in entry_points(group="dcpbench"))]
+    return [*here, *(entry_point.module for entry_point in entry_points(group="dcpbench"))]
 
 
 @cache
@@ -150,14 +150,14 @@ def plugins() -> list[Plugin]:
 
 def declared_values(group: str) -> dict[str, Any]:
     """Return the configurations of a group by name that plug-ins declare in Python (`Plugin.values`)."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for plugin in plugins():
         if target := plugin.values.get(group):
             try:
-                found |= pkgutil.resolve_name(target)()
+                values |= pkgutil.resolve_name(target)()
             except ImportError as error:  # what it needs can be of a plug-in that is absent
                 raise PluginError(f"plug-in {plugin.name}: {target} cannot be imported: {error}") from None
-    return found
+    return values
 
 
 def commands_of_plugins() -> set[str]:

@@ -80,7 +80,9 @@ class CheckReport:
     def record(self, compared: Compared, where: Place, sides: Sides | None = None) -> None:
         """Add the result of a comparison, of these sides unless its mismatches name theirs, at a place."""
         if compared.found:
-            self.add(replace(one, where=where, sides=one.sides or sides) for one in compared.found)
+            self.add(
+                replace(mismatch, where=where, sides=mismatch.sides or sides) for mismatch in compared.found
+            )
         self.compared.setdefault(where, {}).update(compared.names)
         control = self.control.setdefault(where, {})
         missed = [name for name, did in control.items() if not did]

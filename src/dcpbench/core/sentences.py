@@ -120,7 +120,7 @@ def _filled(mismatch: Mismatch) -> str:
         values = [f"{facts[name]}{exactly}" for name, exactly in zip(names, bits, strict=True)]
         both = zip(sides, values, strict=True)
         facts["both"] = ", ".join(side.replace("{}", value) for side, value in both)
-    template = next(one for one in _TEMPLATES[mismatch.problem] if _names(one) <= facts.keys())
+    template = next(template for template in _TEMPLATES[mismatch.problem] if _names(template) <= facts.keys())
     if _names(_AFTER) <= facts.keys() and not _names(_AFTER) <= _names(template):
         template = _AFTER + template
     return template.format(**facts)

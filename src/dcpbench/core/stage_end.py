@@ -121,7 +121,10 @@ class StageEnd:
     @property
     def observed(self) -> list[RankReport]:
         """The same, and the unfinished reports of ranks that raised."""
-        return [*self.reports, *(one.failed.report for one in self.ranks if one.failed and one.failed.report)]
+        return [
+            *self.reports,
+            *(rank.failed.report for rank in self.ranks if rank.failed and rank.failed.report),
+        ]
 
     @property
     def is_complete(self) -> bool:

@@ -152,8 +152,8 @@ class Agent:
                 with suppress(EOFError):
                     if not (agent._door.poll(ANSWER_LIMIT_S) and agent._door.recv()):
                         agent.kill()
-        found = self._importing.get(imports)
-        return found if found and found.runs() else self
+        importer = self._importing.get(imports)
+        return importer if importer and importer.runs() else self
 
     def kill(self) -> None:
         """Kill it, if it runs, and with it all that it has forked."""

@@ -65,14 +65,14 @@ def remove_shared_memory(
     """
     unclear = []
     by_process = (f"torch_{pid}_" for pid in processes)
-    own = (segments_of(token), f"sem.{semaphores_of(token)}-", *by_process)
+    prefixes = (segments_of(token), f"sem.{semaphores_of(token)}-", *by_process)
     for name in sorted(suspects - _opened_by(psutil.process_iter())) if suspects else ():
         path = _SHARED_MEMORY / name
         with suppress(OSError):
             status = path.stat()
             if status.st_uid != os.getuid() or status.st_ctime < since:
                 continue
-            if name not in opened and not name.startswith(own):
+            if name not in opened and not name.startswith(prefixes):
                 unclear += [name] if name.startswith(_KINDS) else []
                 continue
             path.unlink()
@@ -92,7 +92,7 @@ def _opened_by(processes: Iterable[psutil.Process]) -> set[str]:
                 with suppress(OSError):
                     inodes |= {file.stat().st_ino} if file.readlink().parent == _SHARED_MEMORY else set()
     with suppress(OSError):
-        return {entry.name for entry in os.scandir(_SHARED_MEMORY) if entry.inode() in inodes}
+        return {segment.name for segment in os.scandir(_SHARED_MEMORY) if segment.inode() in inodes}
     return set()
 
 
@@ -109,12 +109,12 @@ def _families(leaders: Collection[int | None]) -> set[psutil.Process]:
 
 def _with_descendants(condition: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
     """Return the driver's descendants that meet a condition, and the descendants of these."""
-    found: set[psutil.Process] = set()
+    matching: set[psutil.Process] = set()
     for process in _descendants():
         with suppress(OSError, psutil.Error):
             if condition(process):
-                found |= {process, *process.children(recursive=True)}
-    return found
+                matching |= {process, *process.children(recursive=True)}
+    return matching
 
 
 def _descendants() -> list[psutil.Process]:

@@ -55,14 +55,14 @@ class Machine:
 def rank_imports(compiles: bool) -> list[str]:
     """Return the modules that an agent imports for ranks, with the compiler if cells compile."""
     package = Path(dcpbench.__path__[0])
-    own = [
+    of_dcpbench = [
         module.name
         for name in _PRELOADED_PACKAGES
         for module in pkgutil.walk_packages([str(package / name)], f"dcpbench.{name}.")
     ]
     of_plugins = [name for plugin in plugins() for name in plugin.preload]
     compiler = ["dcpbench.rank.preload_compile"] if compiles else []
-    return [*_PRELOADED, *own, *of_plugins, *compiler, "dcpbench.rank.main"]
+    return [*_PRELOADED, *of_dcpbench, *of_plugins, *compiler, "dcpbench.rank.main"]
 
 
 def probe(agent: Agent, also: Callable[[], dict[str, Any]] = dict) -> tuple[dict[str, Any], Connection]:

@@ -81,29 +81,31 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
     dtypes, chunks that overlap, are not stored or leave gaps, files with a wrong length, bytes of a file that
     belong to two entries, and files that no entry names."""
     entries = manifest.entries
-    found = [*manifest.found_wrong]
-    found += [Mismatch(key, Problem.not_stored) for key in expected if key not in entries]
-    found += [Mismatch(key, Problem.not_asked_for) for key in entries if key not in expected]
-    found += [Mismatch(name, Problem.unclaimed) for name in manifest.unclaimed]
+    mismatches = [*manifest.found_wrong]
+    mismatches += [Mismatch(key, Problem.not_stored) for key in expected if key not in entries]
+    mismatches += [Mismatch(key, Problem.not_asked_for) for key in entries if key not in expected]
+    mismatches += [Mismatch(name, Problem.unclaimed) for name in manifest.unclaimed]
     for key, entry in entries.items():
         wanted = expected.get(key, entry)
         if wanted.shape is not None and entry.shape is None:
-            found.append(_unlike(key, Problem.dtype, wanted.dtype, "no tensor"))
+            mismatches.append(_unlike(key, Problem.dtype, wanted.dtype, "no tensor"))
         if wanted.shape is None and entry.shape and entry.dtype != "torch.uint8":  # the bytes of a stream
-            found.append(_unlike(key, Problem.dtype, "a value", entry.dtype))
+            mismatches.append(_unlike(key, Problem.dtype, "a value", entry.dtype))
         if entry.shape is not None:
-            found += _tensor(key, entry, entry.shape, expected.get(key, Entry()))
+            mismatches += _tensor(key, entry, entry.shape, expected.get(key, Entry()))
         nowhere = [chunk.offsets for chunk in entry.chunks if chunk.file is None]
-        found += [Mismatch(key, Problem.chunks, facts={"nowhere": offsets}) for offsets in nowhere]
+        mismatches += [Mismatch(key, Problem.chunks, facts={"nowhere": offsets}) for offsets in nowhere]
     for path, named in sorted(manifest.named.items()):
         if manifest.found.get(path) != named:
             length = manifest.found.get(path)
             seen = {"found": "no such file"} if length is None else {"length": length}
-            found.append(Mismatch(path, Problem.files, facts={"named": named, **seen}))
+            mismatches.append(Mismatch(path, Problem.files, facts={"named": named, **seen}))
     for path, spans in manifest.spans.items():
-        found += [Mismatch(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
+        mismatches += [Mismatch(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
     unnamed = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
-    return found + [Mismatch(path, Problem.stray, facts={"found": manifest.found[path]}) for path in unnamed]
+    return mismatches + [
+        Mismatch(path, Problem.stray, facts={"found": manifest.found[path]}) for path in unnamed
+    ]
 
 
 def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
@@ -123,35 +125,37 @@ def _unlike(key: str, problem: Problem, expected: Any, actual: Any) -> Mismatch:
 
 
 def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Mismatch]:
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     wrong: list[tuple[Problem, dict[str, Any]]] = []
     if expected.shape not in (None, shape):
-        found.append(_unlike(key, Problem.shape, expected.shape, shape))
+        mismatches.append(_unlike(key, Problem.shape, expected.shape, shape))
     if expected.dtype not in (None, entry.dtype):
-        found.append(_unlike(key, Problem.dtype, expected.dtype, entry.dtype))
+        mismatches.append(_unlike(key, Problem.dtype, expected.dtype, entry.dtype))
     if len(entry.chunks) == 1 and entry.chunks[0].sizes == shape and not any(entry.chunks[0].offsets):
-        return found
+        return mismatches
     for chunk in entry.chunks:
         ends = zip(chunk.offsets, chunk.sizes, shape, strict=True)
         if any(begin + length > whole for begin, length, whole in ends):
             facts = {"offsets": chunk.offsets, "sizes": chunk.sizes, "shape": shape}
             wrong.append((Problem.chunks, facts))
-    filled = sorted((chunk for chunk in entry.chunks if math.prod(chunk.sizes)), key=lambda one: one.offsets)
-    for number, one in enumerate(filled):
+    filled = sorted(
+        (chunk for chunk in entry.chunks if math.prod(chunk.sizes)), key=lambda chunk: chunk.offsets
+    )
+    for number, earlier in enumerate(filled):
         for after in range(number + 1, len(filled)):
-            other = filled[after]
-            boxes = [*zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)]
+            later = filled[after]
+            boxes = [*zip(earlier.offsets, earlier.sizes, later.offsets, later.sizes, strict=True)]
             if boxes and boxes[0][0] + boxes[0][1] <= boxes[0][2]:
                 break  # the following ones begin no earlier
             rest = boxes[1:]
             if all(
                 max(begin, start) < min(begin + length, start + size) for begin, length, start, size in rest
             ):
-                wrong.append((Problem.chunks, {"one": one.offsets, "other": other.offsets}))
+                wrong.append((Problem.chunks, {"one": earlier.offsets, "other": later.offsets}))
     stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
     if stored < math.prod(shape):
         wrong.append((Problem.uncovered, {"stored": stored, "elements": math.prod(shape)}))
-    return found + [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
+    return mismatches + [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
 
 
 def compare_manifest(
@@ -179,12 +183,12 @@ def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, boo
         return {}
     entry = manifest.entries[key]
     spans = {path: spans[:1] for path, spans in [*manifest.spans.items()][:1]}
-    one = replace(manifest, entries={key: entry, _VALUE: Entry()}, spans=spans)
+    reduced = replace(manifest, entries={key: entry, _VALUE: Entry()}, spans=spans)
     wanted = {key: expected.get(key, entry), _VALUE: Entry()}
-    clean = audit(one, wanted)
+    clean = audit(reduced, wanted)
     return {
-        damage: any(found not in clean for found in audit(copy, wanted))
-        for damage, copy in damaged_copies(one, key).items()
+        damage: any(mismatch not in clean for mismatch in audit(copy, wanted))
+        for damage, copy in damaged_copies(reduced, key).items()
     }
 
 
@@ -230,4 +234,4 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
 
 
 def _without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in mapping.items() if name != key}
+    return {name: content for name, content in mapping.items() if name != key}

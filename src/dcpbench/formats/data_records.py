@@ -60,7 +60,7 @@ def _damage(file: BinaryIO, span: Span, dtype: str | None, sizes: Shape) -> str 
         with zipfile.ZipFile(files.FilePart(file, span.begin, span.end)) as archive:
             for record in archive.infolist():
                 _check(archive, record)
-            data = [one.file_size for one in archive.infolist() if "/data/" in one.filename]
+            data = [record.file_size for record in archive.infolist() if "/data/" in record.filename]
     except _UNREADABLE as error:
         return str(error) or type(error).__name__
     if dtype is None:

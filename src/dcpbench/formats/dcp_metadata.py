@@ -103,11 +103,11 @@ def unfinished_rank(files: Iterable[str]) -> str | None:
     files = {*files}
     ranks = {int(match[1]) for match in map(_FROM_A_RANK.fullmatch, files) if match}
     for rank in range(max(ranks, default=-1) + 1):
-        own = f"__{rank}{METADATA}"
-        if own not in files:
-            return f"no {own}, which rank {rank} writes last: its save did not finish"
-        if f"{own}.tmp" in files:
-            return f"{own}.tmp was not renamed: the save of rank {rank} did not finish"
+        metadata_of_rank = f"__{rank}{METADATA}"
+        if metadata_of_rank not in files:
+            return f"no {metadata_of_rank}, which rank {rank} writes last: its save did not finish"
+        if f"{metadata_of_rank}.tmp" in files:
+            return f"{metadata_of_rank}.tmp was not renamed: the save of rank {rank} did not finish"
     return None
 
 
@@ -131,10 +131,12 @@ def read_metadata(path: Path) -> Any:
     return metadata
 
 
-def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
+def manifest_of(metadata: Any, lengths: Mapping[str, int], metadata_file: str = METADATA) -> Manifest:
     """Return the manifest of a checkpoint from its metadata, read here or by torch, and its files'
     lengths."""
-    stored = {(one.fqn, _shape(one.offset)): place for one, place in (metadata.storage_data or {}).items()}
+    stored = {
+        (index.fqn, _shape(index.offset)): place for index, place in (metadata.storage_data or {}).items()
+    }
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for index, place in stored.items():
         transformed = bool(getattr(place, "transform_descriptors", None))
@@ -147,10 +149,10 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
     empty: list[Mismatch] = []
     for key, entry in metadata.state_dict_metadata.items():
         if hasattr(entry, "chunks"):
-            places = [(key, _shape(one.offsets)) for one in entry.chunks]
+            places = [(key, _shape(chunk.offsets)) for chunk in entry.chunks]
             chunks = [
-                Chunk(tuple(one.offsets), tuple(one.sizes), path_of.get(place))
-                for one, place in zip(entry.chunks, places, strict=True)
+                Chunk(tuple(chunk.offsets), tuple(chunk.sizes), path_of.get(place))
+                for chunk, place in zip(entry.chunks, places, strict=True)
             ]
             claimed.update(places)
             dtype = str(entry.properties.dtype)
@@ -165,7 +167,9 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
     unclaimed = tuple(place_name(*index) for index in stored if index not in claimed)
     # A writer's thread without data leaves an empty file.
     idle = [name for name, length in lengths.items() if not length and _OF_A_THREAD.fullmatch(name)]
-    return Manifest(entries, named, lengths, frozenset([own, *idle]), unclaimed, spans, tuple(empty))
+    return Manifest(
+        entries, named, lengths, frozenset([metadata_file, *idle]), unclaimed, spans, tuple(empty)
+    )
 
 
 def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifest:
@@ -177,30 +181,34 @@ def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifes
     for manifest in manifests:
         for key, entry in manifest.entries.items():
             known = entries.setdefault(key, replace(entry, chunks=()))
-            boxes = {(one.offsets, one.sizes) for one in known.chunks}
+            boxes = {(chunk.offsets, chunk.sizes) for chunk in known.chunks}
             more = tuple(
-                one for one in entry.chunks if (one.offsets, one.sizes) not in boxes or one.file is None
+                chunk
+                for chunk in entry.chunks
+                if (chunk.offsets, chunk.sizes) not in boxes or chunk.file is None
             )
             entries[key] = replace(known, chunks=known.chunks + more)
     return Manifest(
         entries,
-        {path: end for one in manifests for path, end in one.named.items()},
+        {path: end for manifest in manifests for path, end in manifest.named.items()},
         lengths,
-        frozenset(name for one in manifests for name in one.own),
-        tuple(name for one in manifests for name in one.unclaimed),
-        {path: spans for one in manifests for path, spans in one.spans.items()},
-        tuple(found for one in manifests for found in one.found_wrong),
+        frozenset(name for manifest in manifests for name in manifest.own),
+        tuple(name for manifest in manifests for name in manifest.unclaimed),
+        {path: spans for manifest in manifests for path, spans in manifest.spans.items()},
+        tuple(mismatch for manifest in manifests for mismatch in manifest.found_wrong),
     )
 
 
-def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
+def foreign_manifest(folder: Path, lengths: Mapping[str, int], metadata_file: str = METADATA) -> Manifest:
     """Return the manifest of an untrusted folder, whose files have these lengths.
 
     Raises:
         OSError, MetadataError: see `read_metadata`.
     """
     try:
-        manifest = manifest_of(read_metadata(Path(os.path.realpath(folder / own))), lengths, own)
+        manifest = manifest_of(
+            read_metadata(Path(os.path.realpath(folder / metadata_file))), lengths, metadata_file
+        )
         for key, entry in manifest.entries.items():
             check_entry(key, entry)
         for path, spans in manifest.spans.items():
@@ -217,10 +225,18 @@ def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADA
 def check_entry(key: object, entry: Entry) -> None:
     """Raise a MetadataError unless shapes consist of numbers and chunks have the same number of
     dimensions."""
-    shapes = [one for chunk in entry.chunks for one in (chunk.offsets, chunk.sizes)]
+    shapes = [numbers for chunk in entry.chunks for numbers in (chunk.offsets, chunk.sizes)]
     whole = entry.shape or ()
-    numbers = all(type(size) is int and 0 <= size < 2**63 for one in (whole, *shapes) for size in one)
-    if not isinstance(key, str) or not numbers or any(len(one) != len(whole) for one in shapes):
+    numbers = all(
+        type(size) is int and 0 <= size < 2**63
+        for shape_or_part in (whole, *shapes)
+        for size in shape_or_part
+    )
+    if (
+        not isinstance(key, str)
+        or not numbers
+        or any(len(shape_or_part) != len(whole) for shape_or_part in shapes)
+    ):
         raise MetadataError(f"{key!r} has invalid shapes")
 
 

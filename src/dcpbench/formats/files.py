@@ -93,7 +93,13 @@ def compare_files(then: FileDigests, now: FileDigests) -> Compared:
 
     paths, fired = [*then], dict.fromkeys(then, False)
     for some in ({*paths[::2]}, {*paths[1::2]}):  # of the others none may be reported
-        names = reported(then, {path: f"not {one}" if path in some else one for path, one in then.items()})
+        names = reported(
+            then,
+            {
+                path: f"not {file_digest}" if path in some else file_digest
+                for path, file_digest in then.items()
+            },
+        )
         fired |= dict.fromkeys(names & some, names <= some)
     more = {**then, "another file": "0 bytes"}
     fired["a file that went"] = reported(more, then) == {"another file"}
@@ -174,9 +180,9 @@ def synced_in(folder: Path, synced: Collection[FileId]) -> set[str]:
 
 def compare_synced(files: Collection[str], synced: Collection[str]) -> Compared:
     """Find every file that no rank synced; the control is that none was."""
-    found, control = _not_synced(files, synced), _not_synced(files, ())
+    mismatches, control = _not_synced(files, synced), _not_synced(files, ())
     name = "files that were not synced"
-    return Compared(found, {name: True}, {name: 0 < len(control) == len(files)})
+    return Compared(mismatches, {name: True}, {name: 0 < len(control) == len(files)})
 
 
 def _not_synced(files: Iterable[str], synced: Collection[str]) -> list[Mismatch]:

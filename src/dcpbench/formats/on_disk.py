@@ -77,21 +77,24 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
         return Audited(folder, FolderState.none, "no such folder")
     except OSError as error:
         return Audited(folder, FolderState.none, f"cannot be listed: {error.strerror}")
-    own = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
-    if not own and any(name.endswith(f"/{SWEEP_JSON}") for name in files):
+    metadata_files = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
+    if not metadata_files and any(name.endswith(f"/{SWEEP_JSON}") for name in files):
         return Audited(folder, FolderState.none, "only sweeps of dcpbench; name one to audit it")
-    if not own and any(map(_UNFINISHED.fullmatch, files)):
+    if not metadata_files and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not finish"
         return Audited(folder, FolderState.torn, because, files=files)
-    if own and METADATA not in own and (unfinished := unfinished_rank(files)):
+    if metadata_files and METADATA not in metadata_files and (unfinished := unfinished_rank(files)):
         return Audited(folder, FolderState.torn, unfinished, files=files)
-    if not own and not names_in(files):
+    if not metadata_files and not names_in(files):
         because = "no DCP or safetensors checkpoint here or in a folder below"
         return Audited(folder, FolderState.none, because)
     name = SUFFIX
     try:
-        if own:
-            manifest = joined([foreign_manifest(folder, files, name := each) for each in own], files)
+        if metadata_files:
+            manifest = joined(
+                [foreign_manifest(folder, files, name := metadata_file) for metadata_file in metadata_files],
+                files,
+            )
         else:
             manifest = safetensors_manifest(folder, files)
     except OSError as error:
@@ -99,21 +102,28 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
         because = f"{place}: cannot be read: {error.strerror}"
         return Audited(folder, FolderState.damaged, because, files=files)
     except MetadataError as error:
-        because = f"{name}: not written by DCP: {error}" if own else str(error)
+        because = f"{name}: not written by DCP: {error}" if metadata_files else str(error)
         return Audited(folder, FolderState.damaged, because, files=files)
-    findings = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
+    findings = [
+        mismatch for mismatch in audit(manifest, manifest.entries) if mismatch.problem is not Problem.stray
+    ]
     for path in manifest.named:
         if path in files and not os.access(folder / path, os.R_OK, effective_ids=True):
             findings.append(Mismatch(path, Problem.files, facts={"error": "no permission to read it"}))
     for name in required:
         if name not in files:
             findings.append(Mismatch(name, Problem.files, facts={"error": "no such file"}))
-    if data and own:
+    if data and metadata_files:
         findings += _damaged_data(folder, manifest)
     state = FolderState.damaged if findings else FolderState.complete
-    if findings and own and METADATA not in own and {one.problem for one in findings} == {Problem.uncovered}:
+    if (
+        findings
+        and metadata_files
+        and METADATA not in metadata_files
+        and {mismatch.problem for mismatch in findings} == {Problem.uncovered}
+    ):
         state = FolderState.torn  # the ranks with the highest numbers wrote nothing
-    named = {*own, *manifest.named, *manifest.own}
+    named = {*metadata_files, *manifest.named, *manifest.own}
     beside = {path: size for path, size in files.items() if path not in named}
     return Audited(folder, state, "", {**manifest.entries}, findings, files, beside)
 

@@ -53,7 +53,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
     dtypes: dict[str, str] = {}
     spans: dict[str, list[Span]] = {}
     named: dict[str, int] = {}
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     for name in names_in(lengths):
         try:
             header, data_at = _header(folder / name)
@@ -69,23 +69,23 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
                 chunk = Chunk(offsets, sizes, name)
                 check_entry(key, Entry(reach([chunk]), None, (chunk,)))
                 dtype, element_bytes = DTYPES.get(tensor["dtype"], (str(tensor["dtype"]), None))
-                if any(len(one.sizes) != len(sizes) or dtypes[key] != dtype for one in chunks[key]):
+                if any(len(earlier.sizes) != len(sizes) or dtypes[key] != dtype for earlier in chunks[key]):
                     raise ValueError(f"{key} differs from the tensor of this name in {chunks[key][0].file}")
                 dtypes[key] = dtype
                 if element_bytes and end - begin != math.prod(sizes) * element_bytes:
                     facts = {"elements": math.prod(sizes), "dtype": dtype, "bytes": end - begin, "file": name}
-                    found.append(Mismatch(key, Problem.ranges, facts=facts))
+                    mismatches.append(Mismatch(key, Problem.ranges, facts=facts))
                 chunks[key].append(chunk)
                 spans[name].append(Span(begin, end, key))
         except (*DAMAGED, MetadataError) as error:
             raise MetadataError(f"{name}: not a safetensors file: {error}") from None
         named[name] = max((span.end for span in spans[name]), default=data_at)
-        found += _holes(name, data_at, spans[name])
+        mismatches += _holes(name, data_at, spans[name])
     entries = {key: Entry(reach(parts), f"torch.{dtypes[key]}", (*parts,)) for key, parts in chunks.items()}
-    own = frozenset(name for name in lengths if name.endswith(INDEX) and "/" not in name)
-    found += _against_index(folder, own, entries, lengths) if own else []
-    found += _numbers_missing(named)
-    return Manifest(entries, named, lengths, own, spans=spans, found_wrong=tuple(found))
+    indexes = frozenset(name for name in lengths if name.endswith(INDEX) and "/" not in name)
+    mismatches += _against_index(folder, indexes, entries, lengths) if indexes else []
+    mismatches += _numbers_missing(named)
+    return Manifest(entries, named, lengths, indexes, spans=spans, found_wrong=tuple(mismatches))
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
@@ -136,9 +136,9 @@ def _against_index(
 def _numbers_missing(names: Mapping[str, int]) -> Iterator[Mismatch]:
     """Yield a mismatch for each missing file of files numbered 1 of 3; not for files of single ranks, whose
     numbers need not be consecutive."""
-    numbered = [found.groups() for name in names if (found := _NUMBERED.fullmatch(name))]
+    numbered = [match.groups() for name in names if (match := _NUMBERED.fullmatch(name))]
     for stem, digits, of in dict.fromkeys((stem, len(number), of) for stem, number, of in numbered):
-        there = {int(this) for other, this, all_of in numbered if (other, all_of) == (stem, of)}
+        there = {int(this) for other_stem, this, all_of in numbered if (other_stem, all_of) == (stem, of)}
         for missing in range(1, int(of) + 1):
             if missing not in there:
                 name = f"{stem}-{missing:0{digits}}-of-{of}{SUFFIX}"

@@ -47,17 +47,17 @@ def read(path: Path) -> list[KnownFailure]:
     """
     try:
         entries: Any = yaml.load(path.read_text(encoding="utf-8"), _Loader) or []  # noqa: S506 - a safe loader
-        found = [_made(KnownFailure, entry) for entry in entries]
+        failures = [_made(KnownFailure, listed_entry) for listed_entry in entries]
     except OSError as error:
         raise ConfigError(f"known_failures={path}: cannot be read: {error.strerror}") from None
     except (YAMLError, TypeError, ValueError) as error:
         raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None
-    for failure in found:
+    for failure in failures:
         try:
             check_entry(failure)
         except (ConfigError, InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
-    return _without_idle(path, found)
+    return _without_idle(path, failures)
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
@@ -105,14 +105,14 @@ def _made(hint: Any, plain: Any, at: str = "") -> Any:
     return made
 
 
-def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
+def _without_idle(path: Path, failures: list[KnownFailure]) -> list[KnownFailure]:
     """Leave out and report the entries whose recomputation no plug-in provides."""
     known = {AS_STORED, SECOND_DERIVATIVES, *(by for plugin in plugins() for by in plugin.defects)}
-    idle = [one for one in found if not one.recomputations <= known]
+    idle = [failure for failure in failures if not failure.recomputations <= known]
     if idle:
-        ids = ", ".join(dict.fromkeys(one.id for one in idle))
+        ids = ", ".join(dict.fromkeys(failure.id for failure in idle))
         sys.stderr.write(f"dcpbench: {path.name}: {ids}: ignored: no installed plug-in can check it\n")
-    return [one for one in found if one not in idle]
+    return [failure for failure in failures if failure not in idle]
 
 
 def check_entry(failure: KnownFailure) -> None:
@@ -134,7 +134,7 @@ def check_entry(failure: KnownFailure) -> None:
         re.compile(pattern)
     if failure.status not in ("xfail", "skip"):
         raise ConfigError(f"status {failure.status!r}; must be xfail or skip")
-    for mismatch in (one for listed in failure.checks.values() for one in listed):
+    for mismatch in (mismatch_pattern for listed in failure.checks.values() for mismatch_pattern in listed):
         re.compile(mismatch.name)
         for unknown in set(mismatch.problems) - set(Problem):
             raise ConfigError(f"no problem {unknown!r} ({', '.join(Problem)})")

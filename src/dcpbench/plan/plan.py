@@ -187,8 +187,8 @@ def _planned(
     packages = own_packages(resolved)
     config = _with_restart(resolved, bool(packages))
     skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
-    own = config.known_failures
-    known = known_failures.read(Path(own)) if own else known_failures.listed()
+    own_list = config.known_failures
+    known = known_failures.read(Path(own_list)) if own_list else known_failures.listed()
     loads = validity.loading_versions(config)
     key, kinds = identity_of(config), kinds_of(config, machine)
     columns = _columns(cell, config, key) | {
@@ -252,16 +252,16 @@ def _one_per_run(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
         return counts[cell.block, cell.run[0]]
 
     for cell in cells:
-        other = first.setdefault(cell.run, cell)
-        if cell.block != other.block and repeats(cell) != repeats(other):
-            first[cell.run] = max(other, cell, key=repeats)  # of the block that measures its costs
+        earlier = first.setdefault(cell.run, cell)
+        if cell.block != earlier.block and repeats(cell) != repeats(earlier):
+            first[cell.run] = max(earlier, cell, key=repeats)  # of the block that measures its costs
             continue
-        pairs = zip(validity.keys_of(other.config), validity.keys_of(cell.config), strict=False)
-        for (key, _, value), (_, _, another) in pairs if other is not cell else ():
+        pairs = zip(validity.keys_of(earlier.config), validity.keys_of(cell.config), strict=False)
+        for (key, _, value), (_, _, another) in pairs if earlier is not cell else ():
             if value != another and is_how_run(key) and not is_dataclass(value):
                 both = f"{key}={value_text(value)} and {key}={value_text(another)}"
                 why = f"differ only in how they run ({both}), and would count as repeats of one cell"
-                raise ConfigError(f"{other.name} and {cell.name} {why}; run a sweep for each value")
+                raise ConfigError(f"{earlier.name} and {cell.name} {why}; run a sweep for each value")
     last: dict[str, int] = {}
     for digest, repeat in first:
         last[digest] = max(repeat, last.get(digest, 0))
@@ -320,12 +320,12 @@ def _restart(config: Config, machine: Machine) -> str | None:
 
 def own_packages(config: Config, hooks: bool = True) -> dict[str, list[str]]:
     """Return the user's packages whose code ranks run, sorted, with the targets and plug-ins in each."""
-    found: dict[str, list[str]] = {}
+    by_package: dict[str, list[str]] = {}
     both = zip(plugin_names(), plugins(), strict=True)
     used = {module for module, plugin in both if _uses(config, plugin, hooks)}
     for target in sorted(_own_targets(config) | {*filter(is_own, used)}):
-        found.setdefault(package_of(target), []).append(target)
-    return dict(sorted(found.items()))
+        by_package.setdefault(package_of(target), []).append(target)
+    return dict(sorted(by_package.items()))
 
 
 def _uses(config: Config, plugin: Plugin, hooks: bool) -> bool:
@@ -343,10 +343,10 @@ def _own_targets(config: Config) -> set[str]:
 def part_numbers(text: str) -> tuple[int, int]:
     """Return the number of the part of a sweep that one of several drivers runs, from 1, and their count,
     given `2/4`; raise a ConfigError for anything else."""
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
-    if not found or int(found[1]) > int(found[2]):
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not match or int(match[1]) > int(match[2]):
         raise ConfigError(f"part={text}: must be a number and a count, as 2/4")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[PlannedCell]:
@@ -360,10 +360,10 @@ def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[Plann
         ConfigError: it has none.
     """
     digests = [identity_of(cell.asked).digest for cell in cells]
-    mine = {*sorted({*digests})[number - 1 :: count]}
-    if not mine:
+    of_part = {*sorted({*digests})[number - 1 :: count]}
+    if not of_part:
         raise ConfigError(f"part={number}/{count}: has none of {counted(len(cells), 'cell')}")
-    return [cell for digest, cell in zip(digests, cells, strict=True) if digest in mine]
+    return [cell for digest, cell in zip(digests, cells, strict=True) if digest in of_part]
 
 
 def identity_of(config: Config) -> CellKey:
@@ -391,8 +391,8 @@ def texts_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, node
     items = vars(node) if is_dataclass(node) else node
     if isinstance(items, dict):
-        for name, item in items.items():
-            yield from texts_in(item, name)
+        for name, inner in items.items():
+            yield from texts_in(inner, name)
     elif isinstance(items, list):
-        for item in items:
-            yield from texts_in(item, key)
+        for inner in items:
+            yield from texts_in(inner, key)

@@ -32,12 +32,12 @@ def by_training(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
 def stretches(cells: Iterable[PlannedCell]) -> list[list[PlannedCell]]:
     """Group cells by the ranks that they need, in the order of their first cell. Cells of a group can run at
     the same time, or on the same ranks. Cells whose times do not matter are in one group."""
-    found: dict[object, list[PlannedCell]] = {}
+    groups: dict[object, list[PlannedCell]] = {}
     for cell in cells:
         shared = cell.config.sharing is Sharing.correctness
         ranks = cell.kinds[0].device if shared else (*dict.fromkeys(cell.kinds), cell.config.sharing)
-        found.setdefault(ranks, []).append(cell)
-    return list(found.values())
+        groups.setdefault(ranks, []).append(cell)
+    return list(groups.values())
 
 
 def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -> list[tuple[int, ...]]:
@@ -54,15 +54,15 @@ def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE[device], len(os.sched_getaffinity(0)) // size))
         if memory and size > len(everywhere) > 0:
-            each = shared_gpus.ranks_per_gpu(size, gpus) * shared_gpus.rank_bytes()
-            at_once = max(1, min(at_once, memory // 2 // each))
-        found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
+            bytes_per_gpu = shared_gpus.ranks_per_gpu(size, gpus) * shared_gpus.rank_bytes()
+            at_once = max(1, min(at_once, memory // 2 // bytes_per_gpu))
+        gpus_of_runners = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
     elif sharing is Sharing.disjoint and size <= len(everywhere) and not several_hosts:
-        found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
+        gpus_of_runners = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:
-        found = [everywhere]
+        gpus_of_runners = [everywhere]
     runs = sum(1 for cell in cells if not cell.skip)
-    return found[: max(1, runs)]
+    return gpus_of_runners[: max(1, runs)]
 
 
 class Times:
@@ -115,5 +115,5 @@ def too_little_space(storage: StorageConfig, checkpoints: Path) -> str | None:
 def bytes_in(folder: Path) -> int | None:
     """Return the bytes of all files below a folder, None if that cannot be determined."""
     with suppress(OSError):
-        return sum(found.st_size for found in files.files_below(folder).values())
+        return sum(status.st_size for status in files.files_below(folder).values())
     return None

@@ -72,14 +72,18 @@ def subjects(error: BaseException) -> tuple[str, ...]:
 
 def _of_module(module: nn.Module) -> list[str]:
     named = [*module.named_modules(remove_duplicate=False)]
-    counts = Counter(one for _, one in named)
-    return [plain_fqn(module, name) for name, one in named if counts[one] > 1]
+    counts = Counter(submodule for _, submodule in named)
+    return [plain_fqn(module, name) for name, submodule in named if counts[submodule] > 1]
 
 
 def _of_optimizer(optimizer: Optimizer) -> list[str]:
     state, groups = optimizer.state, optimizer.param_groups
     facts = [f"state[{type(key).__name__}]" for key in state if not isinstance(key, torch.Tensor)]
-    if any(one.requires_grad and not state.get(one) for group in groups for one in group["params"]):
+    if any(
+        parameter.requires_grad and not state.get(parameter)
+        for group in groups
+        for parameter in group["params"]
+    ):
         facts.append("parameter without state")
     return facts
 

@@ -122,9 +122,9 @@ def is_temporary(name: str) -> bool:
 
 def remove_temporary(folder: Path) -> None:
     """Remove the incomplete files of a process that was killed, and no other files."""
-    for item in folder.iterdir():
-        if is_temporary(item.name) and (item.is_symlink() or item.is_file()):
-            item.unlink()
+    for path in folder.iterdir():
+        if is_temporary(path.name) and (path.is_symlink() or path.is_file()):
+            path.unlink()
 
 
 def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], list[str]]]:
@@ -157,18 +157,18 @@ def everything_below(folder: Path) -> list[Path]:
 def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result]:
     """Return the stat of each file below a folder by its path, sorted, without files that are removed
     meanwhile. Links to files are followed, links to folders are not. Raises what `walk` does."""
-    found: dict[Path, os.stat_result] = {}
+    stats: dict[Path, os.stat_result] = {}
     for path in sorted(place / name for place, _, names in walk(folder, strict) for name in names):
         with suppress(FileNotFoundError, NotADirectoryError):
             if path.is_file():  # no broken link, and no link to itself
-                found[path] = path.stat()
-    return found
+                stats[path] = path.stat()
+    return stats
 
 
 def file_lengths(folder: Path | str, strict: bool = False) -> dict[str, int]:
     """Return the length of each of the `files_below` a folder by its relative path."""
-    found = files_below(Path(folder), strict)
-    return {str(path.relative_to(folder)): stat.st_size for path, stat in found.items()}
+    stats = files_below(Path(folder), strict)
+    return {str(path.relative_to(folder)): stat.st_size for path, stat in stats.items()}
 
 
 def remove(folder: Path, within: Path) -> str | None:
@@ -214,8 +214,8 @@ def _unlock(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink():
         with suppress(OSError):
             folder.chmod(0o700)
-            for item in folder.iterdir():
-                _unlock(item)
+            for path in folder.iterdir():
+                _unlock(path)
 
 
 class FilePart(io.RawIOBase):

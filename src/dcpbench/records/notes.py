@@ -17,9 +17,9 @@ def notes_of(row: Mapping[str, Any]) -> Iterator[Note]:
     """
     for rank in map(dict_in, list_in(dict_in(row.get("details")).get("ranks"))):
         plain = map(dict_in, list_in(rank.get("notes"))) if "notes" in rank else _of_older(rank)
-        for one in plain:
+        for recorded in plain:
             kind, text, check, name, place = (
-                str(one.get(key) or "") for key in ("kind", "text", "check", "name", "place")
+                str(recorded.get(key) or "") for key in ("kind", "text", "check", "name", "place")
             )
             if kind in NOTES:
                 yield Note(kind, text, check, name, Place(place) if place else None)

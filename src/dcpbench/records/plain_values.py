@@ -78,11 +78,13 @@ class Replacing:
             of_key, of_item = get_args(hint) or (str, None)
             places = {key: at if type(key) is tuple else f"{at}.{key}" for key in dict.keys(value)}
             items = dict.items(value)
-            return {self._key(key, at, of_key): self.value(one, places[key], of_item) for key, one in items}
+            return {
+                self._key(key, at, of_key): self.value(inner, places[key], of_item) for key, inner in items
+            }
         if isinstance(value, Place):
-            return Place(*(self.value(one, at, hint) for one, hint in zip(value, _PLACE, strict=True)))
+            return Place(*(self.value(inner, at, hint) for inner, hint in zip(value, _PLACE, strict=True)))
         if isinstance(value, list | tuple):
-            made = [self.value(one, at, *get_args(hint)[:1]) for one in value]
+            made = [self.value(inner, at, *get_args(hint)[:1]) for inner in value]
             return tuple(made) if isinstance(value, tuple) else made
         declared: Any = next(filter(is_dataclass, (hint, *get_args(hint))), None)
         if declared and isinstance(value, declared):
@@ -144,5 +146,7 @@ def plain_report(report: RankReport) -> RankReport:
     plain["checks"] = {
         name: replacing.value(check, name, CheckReport) for name, check in report.checks.items()
     }
-    plain["measurements"] = [one for one in plain["measurements"] if _NUMBER.fits(one.value)]
+    plain["measurements"] = [
+        measurement for measurement in plain["measurements"] if _NUMBER.fits(measurement.value)
+    ]
     return replace(report, **plain, replaced=[*replacing.replaced])

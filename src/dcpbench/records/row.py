@@ -116,8 +116,8 @@ class Row:
 
     def __getitem__(self, column: str) -> Any:
         """Return the value of a column."""
-        own = next((name for name, registry in REGISTRIES.items() if column in registry), None)
-        return getattr(self, own).get(column) if own else getattr(self, column)
+        registry_name = next((name for name, registry in REGISTRIES.items() if column in registry), None)
+        return getattr(self, registry_name).get(column) if registry_name else getattr(self, column)
 
     @property
     def run(self) -> Run:
@@ -136,9 +136,14 @@ class Row:
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> "Row":
         """Return the row of a flat one; other keys are left out."""
-        own: dict[str, Any] = {item.name: flat[item.name] for item in fields(cls) if item.name in flat}
-        own |= {item: {name: flat.get(name) for name in names} for item, names in REGISTRIES.items()}
-        return cls(**own)
+        by_field: dict[str, Any] = {
+            row_field.name: flat[row_field.name] for row_field in fields(cls) if row_field.name in flat
+        }
+        by_field |= {
+            registry_name: {name: flat.get(name) for name in names}
+            for registry_name, names in REGISTRIES.items()
+        }
+        return cls(**by_field)
 
 
 def cell_seconds(row: Row | Mapping[str, Any]) -> float | None:
@@ -193,7 +198,9 @@ def column_types() -> dict[str, ColumnType]:
     types: dict[str, ColumnType] = {}
     for name, kind in _FIELD_TYPES.items():
         registry = REGISTRIES.get(name)
-        types |= {name: kind} if registry is None else {one: _type_of(registry[one]) for one in registry}
+        types |= (
+            {name: kind} if registry is None else {column: _type_of(registry[column]) for column in registry}
+        )
     return types
 
 

@@ -89,7 +89,10 @@ def append_measurements(folder: Path, row: Row, measurements: Iterable[Measureme
     about = {"cell": row.cell, "repeat": row.repeat}
     _append(
         folder / MEASUREMENTS_JSONL,
-        [{**about, **vars(one), "unit": units.get(one.metric, "s")} for one in measurements],
+        [
+            {**about, **vars(measurement), "unit": units.get(measurement.metric, "s")}
+            for measurement in measurements
+        ],
     )
 
 
@@ -178,7 +181,9 @@ def read_lines(folder: Path, name: str = RESULTS_JSONL, kept: str = "") -> Itera
     file does not exist. Their rows are without `details`, except for the one that is `kept`."""
     known = _read_details(folder)[0] if kept else {}
     try:
-        yield from _lines(folder / name, {one: {kept: of[kept]} for one, of in known.items() if kept in of})
+        yield from _lines(
+            folder / name, {attempt: {kept: of[kept]} for attempt, of in known.items() if kept in of}
+        )
     except FileNotFoundError:
         return
     except OSError as error:
@@ -209,7 +214,7 @@ def _lines(path: Path, details: Details | None = None) -> Iterator[Line]:
 def _read_details(folder: Path) -> tuple[Details, list[str]]:
     """Return the details in `details.jsonl` by attempt, and a sentence for each damaged line."""
     path = folder / DETAILS_JSONL
-    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    details: dict[tuple[object, ...], dict[str, Any]] = {}
     damaged: list[str] = []
     try:
         for number, content in enumerate(files.lines(path), start=1):
@@ -217,14 +222,14 @@ def _read_details(folder: Path) -> tuple[Details, list[str]]:
                 line = parse(content)
                 if not isinstance(line["details"], dict):
                     raise TypeError
-                found[tuple(line[name] for name in _ATTEMPT)] = line["details"]
+                details[tuple(line[name] for name in _ATTEMPT)] = line["details"]
             except (ValueError, KeyError, TypeError):
                 damaged.append(f"{path}:{number}: not the details of a row; ignored")
     except FileNotFoundError:
         pass
     except OSError as error:
         damaged.append(f"{path} cannot be read: {error.strerror}")
-    return found, damaged
+    return details, damaged
 
 
 def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:

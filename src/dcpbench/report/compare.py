@@ -88,11 +88,11 @@ def main(
     if not any(len(side.frame) for side in sides.values()):
         raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet")
     first = sides[old].frame
-    found = [
+    comparisons = [
         compared(names[place], first, sides[place].frame, metrics, ignored, before.frame) for place in new
     ]
     if written_as in ("csv", "json"):
-        flat = pd.concat([one.flat() for one in found], ignore_index=True)
+        flat = pd.concat([comparison.flat() for comparison in comparisons], ignore_index=True)
         text = rows_text(flat, written_as)
     else:
         damaged = [sentence for side in [*sides.values(), before] for sentence in side.left_out]
@@ -103,20 +103,26 @@ def main(
             for change in code_changes(sides[old], sides[place])
         ]
         contents = [Content(headline="\n".join(code))] if code else []
-        cells = [one.costs[one.costs["level"].eq("cell")] for one in found if len(one.costs)]
+        cells = [
+            comparison.costs[comparison.costs["level"].eq("cell")]
+            for comparison in comparisons
+            if len(comparison.costs)
+        ]
         runs = [side[["runs_old", "runs_new"]].max().min() for side in cells if len(side)]
         contents += [Content(headline=_UNREPEATED)] if runs and max(runs) <= 1 else []
-        contents.append(_environments(differing, bool(code), damaged, found))
-        for one in found:
-            contents.append(_statuses(one, all))
-            contents += [_configurations(one, all)] if len(one.configurations) else []
-            contents += [_costs(one, all)] if not one.apart else []
+        contents.append(_environments(differing, bool(code), damaged, comparisons))
+        for comparison in comparisons:
+            contents.append(_statuses(comparison, all))
+            contents += [_configurations(comparison, all)] if len(comparison.configurations) else []
+            contents += [_costs(comparison, all)] if not comparison.apart else []
         contents += [
-            Content(headline=f"{names[one]}: {text}") for one in new for text in remarks(sides[one].frame)
+            Content(headline=f"{names[folder]}: {text}")
+            for folder in new
+            for text in remarks(sides[folder].frame)
         ]
         text = document_text(contents, written_as, io.StringIO() if output else sys.stdout)
     put_out(text, output)
-    met = [name for name in kinds if any(name in one.kinds() for one in found)]
+    met = [name for name in kinds if any(name in comparison.kinds() for comparison in comparisons)]
     if met:
         complain(f"--fail-on: found {', '.join(met)}")
     return 1 if met else 0
@@ -141,14 +147,14 @@ def _known(option: str, names: Sequence[str], known: Sequence[str], problem: str
 
 
 def _environments(
-    differing: pd.DataFrame, other_code: bool, damaged: Sequence[str], found: Sequence[Comparison]
+    differing: pd.DataFrame, other_code: bool, damaged: Sequence[str], comparisons: Sequence[Comparison]
 ) -> Content:
     """Return what differs in the environments, and what could not be read."""
     machine = ", ".join(what for what in differing["what"] if what in MACHINE)
     doubt = f"The machines differ ({machine}), which can be the only cause of changed costs."
     text = doubt if machine else ""
     if differing.empty and not other_code:
-        reconfigured = any(len(one.configurations) for one in found)
+        reconfigured = any(len(comparison.configurations) for comparison in comparisons)
         but = "; configurations are not, see below" if reconfigured else ""
         text = f"The environments are the same{but}."
     tables = [Table("environment", differing)] if len(differing) else []
@@ -193,18 +199,18 @@ def _configurations(compared: Comparison, every: bool) -> Content:
 
 def _costs(compared: Comparison, every: bool) -> Content:
     """Return the costs of the common cells, and the rule for a change."""
-    found = compared.costs
-    if found.empty:
+    costs = compared.costs
+    if costs.empty:
         return Content(headline="No costs are compared: no cell passed on both sides.")
-    called = found["verdict"].isin(CHANGED)
-    groups = found[found["level"].eq("all") | (found["level"].eq("axis") & (called | every))]
-    single = found[found["level"].eq("cell") & (called | every)]
+    called = costs["verdict"].isin(CHANGED)
+    groups = costs[costs["level"].eq("all") | (costs["level"].eq("axis") & (called | every))]
+    single = costs[costs["level"].eq("cell") & (called | every)]
     tables = [
         Table(f"{title}: {compared.name}", _cost_table(compared, lines, lines is single), ("verdict",))
         for title, lines in (("costs", groups), ("costs of single cells", single))
         if len(lines)
     ]
-    return Content(tables, more=_counted(found), headline=_rule(found, every))
+    return Content(tables, more=_counted(costs), headline=_rule(costs, every))
 
 
 def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
@@ -220,8 +226,8 @@ def _counts(statuses: pd.DataFrame) -> str:
     compared = changed.drop(OTHER_CONFIGURATION, errors="ignore")
     phrases = [f"{count} {change}" for change, count in compared.items()]
     still = int((statuses["failing"] & statuses["change"].eq(SAME)).sum())
-    other = int(changed.sum() - compared.sum())
-    phrases += [f"{other} with another configuration"] if other else []
+    reconfigured = int(changed.sum() - compared.sum())
+    phrases += [f"{reconfigured} with another configuration"] if reconfigured else []
     phrases += [f"{still} still not ok"] if still else []
     named = f": {', '.join(phrases)}" if phrases else ""
     return f"{int(compared.sum())} of {counted(len(statuses), 'cell')} changed{named}"
@@ -254,9 +260,9 @@ def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.D
     return table[["metric", "of", "cells", "runs", *judged, "verdict"]].rename(columns={"runs": "rounds"})
 
 
-def _counted(found: pd.DataFrame) -> str:
+def _counted(costs: pd.DataFrame) -> str:
     """Count the verdicts of single cells for each metric."""
-    cells = found[found["level"].eq("cell")]
+    cells = costs[costs["level"].eq("cell")]
     phrases = []
     for metric, lines in cells.groupby("metric", sort=False):
         counted = [f"{count} {verdict}" for verdict, count in lines["verdict"].value_counts().items()]
@@ -270,9 +276,9 @@ def _counted(found: pd.DataFrame) -> str:
     return "Single cells: " + "; ".join(phrases)
 
 
-def _rule(found: pd.DataFrame, every: bool) -> str:
+def _rule(costs: pd.DataFrame, every: bool) -> str:
     beyond = f"than the {DRIFT:.0%} by which equal sweeps differ"
-    if found["by_sweep"].any():
+    if costs["by_sweep"].any():
         beyond = "than noise, that from sweep to sweep included"
     text = (
         f"slower, faster, larger, smaller: a change of {LEAST_EFFECT:.0%} or more that a t test on "
@@ -280,8 +286,8 @@ def _rule(found: pd.DataFrame, every: bool) -> str:
         f"{FALSE_ALARMS:.2g} (Holm). no change: the interval is within {LEAST_EFFECT:.0%}. "
         "unclear: neither. smallest detectable: the change found in 9 of 10 comparisons with this noise."
     )
-    of_all = found[found["level"].eq("all") & found["verdict"].isin(CHANGED)]
-    if len(of_all) and not found["by_sweep"].any():
+    of_all = costs[costs["level"].eq("all") & costs["verdict"].isin(CHANGED)]
+    if len(of_all) and not costs["by_sweep"].any():
         text = (
             f"{', '.join(of_all['metric'])}: all cells changed together, as they do if the machine has "
             f"changed; run the old side again to distinguish the two.\n{text}"

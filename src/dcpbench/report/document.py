@@ -102,7 +102,9 @@ def first_of(sentences: Sequence[str]) -> list[str]:
 
 def document_text(contents: Iterable[Content], written_as: str, file: TextIO) -> str:
     """Return a document as Markdown, or as the terminal or file shows it."""
-    written = (markdown(one) if written_as == "markdown" else rendered(one, file) for one in contents)
+    written = (
+        markdown(content) if written_as == "markdown" else rendered(content, file) for content in contents
+    )
     return "\n".join(written).rstrip("\n") + "\n"
 
 
@@ -140,14 +142,14 @@ def rendered(content: Content, file: TextIO) -> str:
                 line(of, None if shown.unbroken else width, 2 if shown.title else 0)
             if shown.title or not isinstance(following, Table) or following.title:
                 console.print()
-    for item in content.failures.to_dict("records"):
-        reason = clipped(item["reason"])
-        failure = text_of(f"{item['status']} ", style_of(item["status"]))
-        line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
-        for cause in item["cause"].splitlines():
+    for failed in content.failures.to_dict("records"):
+        reason = clipped(failed["reason"])
+        failure = text_of(f"{failed['status']} ", style_of(failed["status"]))
+        line(failure.append(visible(f"{failed['cell']}{_counted(failed)}: {reason}"), style="default"))
+        for cause in failed["cause"].splitlines():
             line(text_of(cause), indent=4)
-        if item["again"]:  # one line, to be copied as it is
-            line(text_of(f"    again: {item['again']}", "dim"), None)
+        if failed["again"]:  # one line, to be copied as it is
+            line(text_of(f"    again: {failed['again']}", "dim"), None)
     for sentence in content.damaged:
         line(text_of(sentence, BAD))
     for sentence in filter(None, [content.more, content.headline]):
@@ -210,8 +212,8 @@ def _fitted(shown: Table, width: int) -> Table:
     return replace(shown, table=table, folded=(*shown.folded, "cell"))
 
 
-def _counted(item: dict[Hashable, str]) -> str:
-    counts = ", ".join(filter(None, [item.get("runs", ""), item["more"]]))
+def _counted(failed: dict[Hashable, str]) -> str:
+    counts = ", ".join(filter(None, [failed.get("runs", ""), failed["more"]]))
     return f" ({counts})" if counts else ""
 
 
@@ -299,12 +301,12 @@ def _markdown_entry(value: Any) -> str:
     return _escaped(str(value))
 
 
-def _markdown_failure(item: dict[Hashable, str]) -> str:
-    named = [f"**{_escaped(item['status'])}**", _code(item["cell"]), _escaped(_counted(item))]
+def _markdown_failure(failed: dict[Hashable, str]) -> str:
+    named = [f"**{_escaped(failed['status'])}**", _code(failed["cell"]), _escaped(_counted(failed))]
     line = f"- {' '.join(filter(None, named))}"
-    line += f": {_code(clipped(item['reason']))}" if item["reason"] else ""
-    line += "".join(f"<br>{_escaped(cause)}" for cause in item["cause"].splitlines())
-    return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
+    line += f": {_code(clipped(failed['reason']))}" if failed["reason"] else ""
+    line += "".join(f"<br>{_escaped(cause)}" for cause in failed["cause"].splitlines())
+    return f"{line}<br>again: {_code(failed['again'])}" if failed["again"] else line
 
 
 def _escaped(text: str) -> str:

@@ -71,14 +71,14 @@ def main(
     if sweeps.frame.empty:
         problem = "; ".join([f"no rows in {len(sweeps.environments)} sweeps", *sweeps.left_out[:1]])
         raise ResultsError(f"{', '.join(map(str, folders))}: {problem}")
-    found = history(sweeps, metrics, last, conditions)
+    timeline = history(sweeps, metrics, last, conditions)
     if written_as == "json":
-        text = _json(found, sweeps.left_out)
+        text = _json(timeline, sweeps.left_out)
     else:
         out = io.StringIO() if output else sys.stdout
-        in_markdown = min(_MARKDOWN_STRIP, len(found.sweeps))
-        strip = in_markdown if written_as == "markdown" else strip_length(found, width_of(out))
-        parts = contents(found, first_of(sweeps.left_out), all, strip)
+        in_markdown = min(_MARKDOWN_STRIP, len(timeline.sweeps))
+        strip = in_markdown if written_as == "markdown" else strip_length(timeline, width_of(out))
+        parts = contents(timeline, first_of(sweeps.left_out), all, strip)
         text = document_text(parts, written_as, out)
     put_out(text, output)
     return 0
@@ -100,7 +100,7 @@ def default_metrics() -> tuple[str, ...]:
     return tuple(spec.name for spec in METRICS.values() if spec.history)
 
 
-def _json(found: History, remarks: Sequence[str]) -> str:
+def _json(timeline: History, remarks: Sequence[str]) -> str:
     """Return all sweeps and cells, with every median and change; sweeps are referred to by position."""
     cells = [
         {
@@ -121,42 +121,47 @@ def _json(found: History, remarks: Sequence[str]) -> str:
                 for cost in cell.costs
             },
         }
-        for cell in found.cells
+        for cell in timeline.cells
     ]
     statuses = {kind.letter: {"label": kind.label, "ok": kind.ok} for kind in KINDS}
-    content = {"sweeps": records(found.sweeps), "cells": cells, "statuses": statuses, "remarks": [*remarks]}
+    content = {
+        "sweeps": records(timeline.sweeps),
+        "cells": cells,
+        "statuses": statuses,
+        "remarks": [*remarks],
+    }
     return json.dumps(content, allow_nan=False) + "\n"
 
 
-def strip_length(found: History, width: int) -> int:
+def strip_length(timeline: History, width: int) -> int:
     """Return how many sweeps fit into lines of this width."""
     lengths = [[len("status")], [0]]
-    for cell in found.cells:
+    for cell in timeline.cells:
         lengths[0] += [len(cost.metric) for cost in cell.costs]
         lengths[1] += [len(cell.now.label), *(len(quantity(cost.metric, cost.latest)) for cost in cell.costs)]
     space = width - sum(map(max, lengths)) - _PADDING
-    return min(len(found.sweeps), max(_LEAST_STRIP, space))
+    return min(len(timeline.sweeps), max(_LEAST_STRIP, space))
 
 
-def contents(found: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
+def contents(timeline: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
     """Return the newest sweep, the latest changes, and the cells over the newest `strip` sweeps."""
-    fold = folded(found.cells, strip, every)
-    first, reasons = len(found.sweeps) - strip, set[str]()
-    lines = [line for cell in fold["shown"] for line in _lines(cell, found, first, reasons)]
+    fold = folded(timeline.cells, strip, every)
+    first, reasons = len(timeline.sweeps) - strip, set[str]()
+    lines = [line for cell in fold["shown"] for line in _lines(cell, timeline, first, reasons)]
     table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
     letters = {KINDS[kind].letter for cell in fold["shown"] for kind in cell.kinds[-strip:]}
     legend = ", ".join(f"{kind.letter} {kind.label}" for kind in reversed(KINDS) if kind.letter in letters)
-    of = "" if strip == len(found.sweeps) else f": {strip} of {len(found.sweeps)}"
+    of = "" if strip == len(timeline.sweeps) else f": {strip} of {len(timeline.sweeps)}"
     sentences = [
         f"{legend}. One character per sweep, the newest on the right{of}" if letters else "",
-        _caution(found),
-        *_summed_up(fold, found),
+        _caution(timeline),
+        *_summed_up(fold, timeline),
     ]
-    newest = pd.DataFrame(_newest_changes(found), columns=["sweep", "change", "cells"])
+    newest = pd.DataFrame(_newest_changes(timeline), columns=["sweep", "change", "cells"])
     changed = Content([Table("What changed, and in how many cells", newest, heading="sweep")])
     strips = [Table("", table, ("now",), heading="cell", below="last change")] if lines else []
     return [
-        Content(headline="\n".join(_headline(found))),
+        Content(headline="\n".join(_headline(timeline))),
         *([changed] if len(newest) else []),
         Content(strips, damaged=remarks, headline="\n".join(filter(None, sentences))),
     ]
@@ -172,7 +177,9 @@ def blocks(medians: npt.NDArray[np.float64]) -> str:
     return "".join(" " if np.isnan(step) else _BLOCKS[int(step)] for step in steps)
 
 
-def _lines(cell: CellHistory, found: History, first: int, reasons: set[str]) -> Iterator[tuple[object, ...]]:
+def _lines(
+    cell: CellHistory, timeline: History, first: int, reasons: set[str]
+) -> Iterator[tuple[object, ...]]:
     """Yield the lines of a cell (`_COLUMNS`) from the sweep `first` on. A reason that is among `reasons`, but
     for its numbers, is not printed again."""
     signs = Text()
@@ -181,10 +188,10 @@ def _lines(cell: CellHistory, found: History, first: int, reasons: set[str]) -> 
     changes = {}  # by sweep: where the cell got its configuration and its status, if it ever had others
     if cell.reconfigured is not None:
         keys = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in cell.reconfigured.items())
-        changes[cell.seen[0]] = f"other configuration since {_sweep(found.sweeps, cell.seen[0])}: {keys}"
+        changes[cell.seen[0]] = f"other configuration since {_sweep(timeline.sweeps, cell.seen[0])}: {keys}"
     if cell.turn:
         at, before = cell.turn
-        changes[at] = f"{before.label} to {cell.now.label} since {_sweep(found.sweeps, at)}"
+        changes[at] = f"{before.label} to {cell.now.label} since {_sweep(timeline.sweeps, at)}"
     texts = [text for at, text in changes.items() if at >= first]
     if cell.reason and not cell.now.ok:
         reason = clipped(" ".join(cell.reason.split()), _REASON)
@@ -193,17 +200,17 @@ def _lines(cell: CellHistory, found: History, first: int, reasons: set[str]) -> 
     _point_at(signs, [at - first for at in changes], cell.now.style)
     name = cell.name
     if cell.replaced:
-        name += f" (configuration until {found.sweeps['name'].iloc[cell.seen[-1]]})"
+        name += f" (configuration until {timeline.sweeps['name'].iloc[cell.seen[-1]]})"
     yield name, "status", signs, cell.now.label, "; ".join(texts)
     for cost in cell.costs:
         if not np.isnan(cost.latest):
-            yield name, *_cost_line(cost, found, first)
+            yield name, *_cost_line(cost, timeline, first)
 
 
-def _cost_line(cost: Cost, found: History, first: int) -> tuple[object, ...]:
+def _cost_line(cost: Cost, timeline: History, first: int) -> tuple[object, ...]:
     signs = Text(blocks(cost.medians[first:]))
     seen = [change for change in cost.changes if change.at >= first]
-    edges = [*(change.at for change in seen), len(found.sweeps)]
+    edges = [*(change.at for change in seen), len(timeline.sweeps)]
     for change, end in zip(seen, edges[1:], strict=True):
         signs.stylize(change_style(cost.metric, change.ratio), change.at - first, end - first)
     text = ""
@@ -212,7 +219,7 @@ def _cost_line(cost: Cost, found: History, first: int) -> tuple[object, ...]:
         more = f"; {len(seen) - 1} more before" if len(seen) > 1 else ""
         values = f"{quantity(cost.metric, last.before)} to {quantity(cost.metric, last.after)}"
         step = f"{(last.ratio - 1) * 100:+.0f} %" if last.ratio < 10 else f"{last.ratio:.0f} times"
-        text = f"{step} since {_sweep(found.sweeps, last.at)}, {values}{more}"
+        text = f"{step} since {_sweep(timeline.sweeps, last.at)}, {values}{more}"
         _point_at(signs, [last.at - first], change_style(cost.metric, last.ratio))
     return cost.metric, signs, quantity(cost.metric, cost.latest), text
 
@@ -226,10 +233,10 @@ def _point_at(signs: Text, places: Sequence[int], style: str) -> None:
         )
 
 
-def _headline(found: History) -> list[str]:
+def _headline(timeline: History) -> list[str]:
     """Count the sweeps, give their days, and summarize the newest."""
-    sweeps = found.sweeps
-    present = [cell for cell in found.cells if cell.seen[-1] == len(sweeps) - 1]
+    sweeps = timeline.sweeps
+    present = [cell for cell in timeline.cells if cell.seen[-1] == len(sweeps) - 1]
     good = sum(cell.now.ok for cell in present)
     days = dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1))
     newest = _sweep(sweeps, len(sweeps) - 1)
@@ -239,10 +246,10 @@ def _headline(found: History) -> list[str]:
     ]
 
 
-def _newest_changes(found: History) -> list[tuple[str, str, str]]:
+def _newest_changes(timeline: History) -> list[tuple[str, str, str]]:
     """Return the changes at the newest sweeps, and in how many cells."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for cell in found.cells:
+    for cell in timeline.cells:
         if cell.reconfigured is not None:
             counts[cell.seen[0]]["other configuration"] += 1
         if cell.turn:
@@ -255,13 +262,13 @@ def _newest_changes(found: History) -> list[tuple[str, str, str]]:
                 counts[change.at][f"{cost.metric} {'up' if change.ratio > 1 else 'down'}"] += 1
     newest = sorted(counts, reverse=True)[:_NEWEST_CHANGES]
     return [
-        (_sweep(found.sweeps, at), change, str(number))
+        (_sweep(timeline.sweeps, at), change, str(number))
         for at in newest
         for change, number in counts[at].most_common()
     ]
 
 
-def _summed_up(fold: Mapping[str, Sequence[CellHistory]], found: History) -> Iterator[str]:
+def _summed_up(fold: Mapping[str, Sequence[CellHistory]], timeline: History) -> Iterator[str]:
     """Count the cells that are not listed, one sentence for each group."""
     labels = Counter(cell.now.label for cell in fold["steady"])
     steady = ", ".join(f"{number} {label}" for label, number in labels.most_common())
@@ -272,18 +279,19 @@ def _summed_up(fold: Mapping[str, Sequence[CellHistory]], found: History) -> Ite
     ):
         if fold[group]:
             yield f"{counted(len(fold[group]), 'cell')} {text} (--all lists them)"
-    newest = len(found.sweeps) - 1
-    if missing := [cell for cell in found.cells if cell.seen[-1] < newest and not cell.replaced]:
+    newest = len(timeline.sweeps) - 1
+    if missing := [cell for cell in timeline.cells if cell.seen[-1] < newest and not cell.replaced]:
         last = max(cell.seen[-1] for cell in missing)
-        yield f"{counted(len(missing), 'cell')} not in the newest sweep, last in {_sweep(found.sweeps, last)}"
+        newest_of_them = _sweep(timeline.sweeps, last)
+        yield f"{counted(len(missing), 'cell')} not in the newest sweep, last in {newest_of_them}"
 
 
-def _caution(found: History) -> str:
+def _caution(timeline: History) -> str:
     """Say why changes cannot be found; empty if they can."""
-    number = len(found.sweeps)
+    number = len(timeline.sweeps)
     if number == 1:
         return "One sweep: a history needs at least two in this folder."
-    if all(len(cell.seen) == 1 for cell in found.cells):
+    if all(len(cell.seen) == 1 for cell in timeline.cells):
         return "No cell is in more than one sweep (by axes, overrides and configuration)."
     if number < 2 * LEAST_SIDE:
         return f"Changes of costs need at least {2 * LEAST_SIDE} sweeps."

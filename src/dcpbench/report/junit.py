@@ -56,9 +56,9 @@ def _case(row: dict[str, Any]) -> Element:
     reason = row["reason"] or ""
     if kind != "passed":
         message = _text(clipped(f"{what}: {reason}", _MESSAGE))
-        found = SubElement(case, kind, type=_text(what), message=message)
+        element = SubElement(case, kind, type=_text(what), message=message)
         command = f"again: {again(row)}"
-        found.text = _text(
+        element.text = _text(
             "\n".join(filter(None, [*(f"likely: {cause}" for cause in causes_of(row)), reason, command]))
         )
     if output := "\n".join(_output(row)):

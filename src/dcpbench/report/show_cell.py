@@ -118,7 +118,7 @@ def _losses(rank: dict[str, Any]) -> Iterator[Table]:
     table = [
         [
             str(step),
-            *(f"{one:.9g}" if isinstance(one := of.get(step), float) else "-" for of in columns.values()),
+            *(f"{loss:.9g}" if isinstance(loss := of.get(step), float) else "-" for of in columns.values()),
         ]
         for step in steps
     ]
@@ -131,9 +131,9 @@ def _losses(rank: dict[str, Any]) -> Iterator[Table]:
 def _end(row: dict[str, Any], runs: pd.DataFrame) -> Iterator[str]:
     """Yield the other runs of the cell, its log and its command."""
     if len(runs) > 1:
-        each = zip(runs["repeat"], status_text(runs), runs["retry_of"].notna(), strict=True)
+        repeats = zip(runs["repeat"], status_text(runs), runs["retry_of"].notna(), strict=True)
         listed = ", ".join(
-            f"repeat={repeat} {status}{' (retry)' * is_retry}" for repeat, status, is_retry in each
+            f"repeat={repeat} {status}{' (retry)' * is_retry}" for repeat, status, is_retry in repeats
         )
         yield f"the worst of {counted(len(runs), 'run')}: {listed}"
     rank = dict_in(row["details"]).get("rank", 0)

@@ -111,10 +111,10 @@ def detection(frame: pd.DataFrame) -> pd.DataFrame:
         entries = []
         for part in (rows[rows["parallel"] == parallel] for parallel in parallelisms):
             statuses = " ".join(sorted(set(part["status"]))) or "-"
-            one = "NO" if is_false(part["fault_seen"]).any() else statuses
-            entries.append(_rate(part["fault_seen"]) if rows is injected else one)
-        found = {name for row in records(rows) for name in seen_by(row)}
-        checks = ", ".join(name for name in (*CHECKS, "error") if name in found)
+            worst = "NO" if is_false(part["fault_seen"]).any() else statuses
+            entries.append(_rate(part["fault_seen"]) if rows is injected else worst)
+        detecting = {name for row in records(rows) for name in seen_by(row)}
+        checks = ", ".join(name for name in (*CHECKS, "error") if name in detecting)
         lines.append([fault, *entries, _rate(rows["fault_seen"]), checks])
     return pd.DataFrame(lines, columns=["fault", *parallelisms, "detected", "detected by"])
 
@@ -183,10 +183,10 @@ def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
 
 
 def _unfolded(
-    frame: pd.DataFrame, axes: Axes, name: str, entry: Callable[[pd.DataFrame], str]
+    frame: pd.DataFrame, axes: Axes, name: str, entry_of: Callable[[pd.DataFrame], str]
 ) -> pd.DataFrame:
     """Return a row for each value down the side and a column for each along the top, or one called `name`."""
-    entries = _grouped(frame, axes).apply(entry)
+    entries = _grouped(frame, axes).apply(entry_of)
     if not axes.columns:
         return entries.rename(name).reset_index().astype(str)
     table = entries.unstack(axes.columns).fillna("")

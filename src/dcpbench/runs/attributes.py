@@ -79,7 +79,10 @@ def optimizers_of(trainer: Any) -> list[torch.optim.Optimizer]:
 def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
     """Return the optimizer of a trainer whose state is compared, several or none as one: `not_saved` can name
     each by an attribute, or all."""
-    several = [ZeroOptimizer([one]) if isinstance(one, Zero) else one for one in _compared(trainer)]
+    several = [
+        ZeroOptimizer([optimizer]) if isinstance(optimizer, Zero) else optimizer
+        for optimizer in _compared(trainer)
+    ]
     return several[0] if len(several) == 1 else Optimizers(several)
 
 
@@ -87,17 +90,17 @@ def _compared(trainer: Any) -> list[torch.optim.Optimizer]:
     left_out = set[int]()
     for name in {*getattr(trainer, "not_saved", ())}:
         default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
-        value = getattr(trainer, name, default)
-        left_out |= {*map(id, value)} if isinstance(value, list | tuple) else {id(value)}
+        named = getattr(trainer, name, default)
+        left_out |= {*map(id, named)} if isinstance(named, list | tuple) else {id(named)}
     return [optimizer for optimizer in optimizers_of(trainer) if id(optimizer) not in left_out]
 
 
 def own_attributes(trainer: Any) -> Leaves:
     """Return the plain attributes of a trainer. No method of it, or of what it holds, is called."""
     leaves: Leaves = {}
-    for name, value in _named(trainer):
-        if is_plain(value) and not _is_of_model(value, trainer):
-            leaves |= snapshot_nested({name: _as_leaves(value)})
+    for name, attribute in _named(trainer):
+        if is_plain(attribute) and not _is_of_model(attribute, trainer):
+            leaves |= snapshot_nested({name: _as_leaves(attribute)})
     return leaves
 
 
@@ -108,8 +111,8 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
     leaves: Leaves = {}
     unread: dict[str, str] = {}
     compared = {id(holder) for holder in (trainer, *trainer.model.modules(), *optimizers_of(trainer))}
-    for attribute, value in _named(trainer):
-        for name, holder in () if is_plain(value) else _held(attribute, value):
+    for attribute, attribute_value in _named(trainer):
+        for name, holder in () if is_plain(attribute_value) else _held(attribute, attribute_value):
             if id(holder) in compared or is_plain(holder):
                 continue
             try:
@@ -129,7 +132,7 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
 
 
 def _plain_parts(state: Mapping[Any, Any], name: Name) -> Leaves:
-    return snapshot_nested({key: _as_leaves(part) for key, part in state.items() if is_plain(part)}, name)
+    return snapshot_nested({key: _as_leaves(inner) for key, inner in state.items() if is_plain(inner)}, name)
 
 
 def values_within(trainer: Any) -> Leaves:
@@ -137,7 +140,7 @@ def values_within(trainer: Any) -> Leaves:
     classes, without large tensors. No method is called."""
     leaves: Leaves = {}
     seen = set[int]()
-    due: list[tuple[Name, Any]] = [((name,), value) for name, value in _named(trainer)]
+    due: list[tuple[Name, Any]] = [((name,), attribute) for name, attribute in _named(trainer)]
     due.append((("optimizer",), _compared(trainer)))
     for name, value in due:  # it grows
         parts = dict(enumerate(value)) if isinstance(value, list | tuple | deque) else value
@@ -145,8 +148,8 @@ def values_within(trainer: Any) -> Leaves:
             parts = vars(value)
         if isinstance(parts, Mapping) and len(name) <= _DEEPEST_HELD and id(value) not in seen:
             seen.add(id(value))
-            few = [(key, part) for key, part in parts.items() if isinstance(key, str | int)][:_MOST_HELD]
-            due += [((*name, key), part) for key, part in few]
+            few = [(key, inner) for key, inner in parts.items() if isinstance(key, str | int)][:_MOST_HELD]
+            due += [((*name, key), inner) for key, inner in few]
         is_large = isinstance(value, torch.Tensor) and (is_composite(value) or value.nbytes > LARGE_BYTES)
         if is_plain(value) and not isinstance(value, Mapping) and not is_large:
             leaves |= snapshot_nested({name[-1]: _as_leaves(value)}, name[:-1])
@@ -164,15 +167,15 @@ def is_plain(value: Any, depth: int = 0) -> bool:
         return False
     if isinstance(value, Mapping):
         keys = all(isinstance(key, _SCALARS) for key in value)
-        return keys and all(is_plain(part, depth + 1) for part in value.values())
-    return isinstance(value, _COLLECTIONS) and all(is_plain(part, depth + 1) for part in value)
+        return keys and all(is_plain(inner, depth + 1) for inner in value.values())
+    return isinstance(value, _COLLECTIONS) and all(is_plain(inner, depth + 1) for inner in value)
 
 
 def _named(trainer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a trainer that can be compared, by name."""
     left_out = {"model", "optimizer", "optimizers", *getattr(trainer, "not_saved", ())}
     attributes = getattr(trainer, "__dict__", {})
-    yield from ((name, value) for name, value in attributes.items() if name not in left_out)
+    yield from ((name, attribute) for name, attribute in attributes.items() if name not in left_out)
 
 
 def _is_of_model(value: Any, trainer: Any) -> bool:
@@ -184,9 +187,9 @@ def _is_of_model(value: Any, trainer: Any) -> bool:
 def _held(attribute: str, value: Any) -> Iterator[tuple[Name, Any]]:
     """Yield an object, or the objects in a collection, by name."""
     if isinstance(value, Mapping):
-        yield from (((attribute, key), part) for key, part in value.items())
+        yield from (((attribute, key), holder) for key, holder in value.items())
     elif isinstance(value, list | tuple | deque):
-        yield from (((attribute, number), part) for number, part in enumerate(value))
+        yield from (((attribute, number), holder) for number, holder in enumerate(value))
     else:
         yield (attribute,), value
 
@@ -198,8 +201,10 @@ def _state_of(holder: Any) -> Any:
     if isinstance(holder, nn.Module):
         return {key: tensor.detach() for key, tensor in persistent_tensors(holder).items()}
     if callable(getattr(holder, "state_dict", None)):
-        modules = {each.__module__ for each in type(holder).__mro__}
-        return _without(holder.state_dict(), {name for one in modules for name in _BOOKKEEPING.get(one, ())})
+        modules = {kind.__module__ for kind in type(holder).__mro__}
+        return _without(
+            holder.state_dict(), {name for module in modules for name in _BOOKKEEPING.get(module, ())}
+        )
     if dataclasses.is_dataclass(holder) or is_users(type(holder).__module__):
         return vars(holder) if hasattr(holder, "__dict__") else None
     return None
@@ -210,9 +215,9 @@ def _without(state: Any, bookkeeping: Collection[str]) -> Any:
     if not bookkeeping:
         return state
     if isinstance(state, Mapping):
-        kept = {key: value for key, value in state.items() if key not in bookkeeping}
-        return {key: _without(value, bookkeeping) for key, value in kept.items()}
-    return [_without(part, bookkeeping) for part in state] if isinstance(state, list) else state
+        kept = {key: inner for key, inner in state.items() if key not in bookkeeping}
+        return {key: _without(inner, bookkeeping) for key, inner in kept.items()}
+    return [_without(inner, bookkeeping) for inner in state] if isinstance(state, list) else state
 
 
 def _as_leaves(value: Any) -> Any:
@@ -225,12 +230,12 @@ def _as_leaves(value: Any) -> Any:
         return {"state": _as_leaves(*state_of_generator(value))}
     if isinstance(value, set | frozenset):
         # The order in a set depends on how it grew, and on the hash seed of the process.
-        return "a set: " + ", ".join(sorted(repr(_as_leaves(part)) for part in value))
+        return "a set: " + ", ".join(sorted(repr(_as_leaves(element)) for element in value))
     if isinstance(value, Mapping):
-        return {key: _as_leaves(part) for key, part in value.items()}
+        return {key: _as_leaves(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | deque):
-        parts = [_as_leaves(part) for part in value]
-        return repr(parts) if all(isinstance(part, _SCALARS) for part in parts) else dict(enumerate(parts))
+        parts = [_as_leaves(element) for element in value]
+        return repr(parts) if all(isinstance(leaf, _SCALARS) for leaf in parts) else dict(enumerate(parts))
     return value if isinstance(value, bool | int | float | str | torch.Tensor | None) else repr(value)
 
 

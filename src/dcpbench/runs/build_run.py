@@ -98,15 +98,19 @@ def skip_groups_by_shape(config: Config, run: OwnRun, twin: OwnRun) -> None:
     Raises:
         Skip: a workload chooses groups by dimensions, and FSDP1 flattens parameters.
     """
-    here, plain = (_groups(each.model, each.optimizer) for each in (run, twin))
-    other = [name for name, group in here.items() if not same_value(group, plain.get(name))]
-    if not (parallelisms.flattens(run.model) and other and config.workload.target):
+    here, plain = (_groups(trained.model, trained.optimizer) for trained in (run, twin))
+    differing = [name for name, group in here.items() if not same_value(group, plain.get(name))]
+    if not (parallelisms.flattens(run.model) and differing and config.workload.target):
         return
     workload = seeded_workload(config, twin.world.device, config.seed)
     for parameter in workload.model.parameters():
         parameter.data = parameter.data.reshape(-1)
     if same_value(here, _groups(workload.model, as_one(workload.optimizer(workload.model)))):
-        which = f"{other[0]} and {len(other) - 1} more are" if len(other) > 1 else f"{other[0]} is"
+        which = (
+            f"{differing[0]} and {len(differing) - 1} more are"
+            if len(differing) > 1
+            else f"{differing[0]} is"
+        )
         fix = "choose groups by name, or use fsdp2"
         raise Skip(f"FSDP1: parameters are one-dimensional here, so that {which} in another group; {fix}")
 
@@ -114,11 +118,11 @@ def skip_groups_by_shape(config: Config, run: OwnRun, twin: OwnRun) -> None:
 def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the options of each parameter's group by FQN."""
     options = {
-        id(value): {key: option for key, option in group.items() if not key.startswith("param")}
+        id(parameter): {key: option for key, option in group.items() if not key.startswith("param")}
         for group in optimizer.param_groups
-        for value in group["params"]
+        for parameter in group["params"]
     }
-    return {name: options.get(id(value)) for name, value in named_parameters(model).items()}
+    return {name: options.get(id(parameter)) for name, parameter in named_parameters(model).items()}
 
 
 def build_twin(config: Config, world: World, seed: int) -> OwnRun:
@@ -134,8 +138,10 @@ def twin_bytes(config: Config, model: nn.Module, sizes: Mapping[str, int]) -> in
     times if copies of it take steps in addition, and in float64 gradients and their magnitudes."""
     copies = 3 if parallelisms.runs_other_kernels(config, sizes) else 1
     parts = {id(part): part for part in named_parts(model).values()}.values()  # tied ones once
-    each = (math.prod(part.extent.shape) * (4 * copies * part.parameter.itemsize + 16) for part in parts)
-    return sizes.get("pp", 1) * sum(each)
+    sizes_of_parts = (
+        math.prod(part.extent.shape) * (4 * copies * part.parameter.itemsize + 16) for part in parts
+    )
+    return sizes.get("pp", 1) * sum(sizes_of_parts)
 
 
 def why_no_room(world: World, nbytes: int, always: bool) -> str | None:
@@ -252,7 +258,9 @@ class _CastAsFsdp(nn.Module):
         policy = self._policy
         parameters: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         if dtype := policy.param_dtype:
-            parameters = {name: self._parameter_in(dtype, name, value) for name, value in parameters.items()}
+            parameters = {
+                name: self._parameter_in(dtype, name, parameter) for name, parameter in parameters.items()
+            }
             if policy.cast_forward_inputs:
                 inputs, options = _cast((inputs, options), dtype)
         output = torch.func.functional_call(self._model, parameters, inputs, options)

@@ -144,7 +144,7 @@ class OwnRun:
         """Yield the parts of the model that no checkpoint has."""
         if self.is_users and self.options.ignore_frozen_params:
             parameters = named_parameters(self.model).items()
-            yield from (name for name, value in parameters if not value.requires_grad)
+            yield from (name for name, parameter in parameters if not parameter.requires_grad)
         if self._workload.not_saved:
             names = dict.fromkeys(str(name[0]) for name in snapshot_model(self.model))
             yield from (name for name in names if is_not_saved(self._workload, name))
@@ -185,15 +185,19 @@ class OwnRun:
     def places(self) -> dict[StatePart, list[Slot]]:
         several = isinstance(self.scheduler, Schedulers)
         schedulers = (
-            {(key,): one for key, one in self.scheduler.by_key.items()} if several else {(): self.scheduler}
+            {(key,): scheduler for key, scheduler in self.scheduler.by_key.items()}
+            if several
+            else {(): self.scheduler}
         )
         objects = {"noise": self.noise, "tensor_object": self.tensor_object, **self.saved.others}
         modules = self.saved.modules.items()
         train_state = vars(self.train_state)
         return {
-            StatePart.scheduler: [Slot.of(one, "scheduler", *key) for key, one in schedulers.items() if one],
+            StatePart.scheduler: [
+                Slot.of(scheduler, "scheduler", *key) for key, scheduler in schedulers.items() if scheduler
+            ],
             StatePart.extra: [
-                *(Slot.of(one, name) for name, one in objects.items()),
+                *(Slot.of(holder, name) for name, holder in objects.items()),
                 *(place for name, module in modules for place in extra_states(module, name)),
                 Slot(("train_state",), train_state.copy, train_state.update),
             ],
@@ -206,9 +210,11 @@ class OwnRun:
     def made_by_steps(self) -> Leaves:
         return {}
 
-    def lost(self, found: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False) -> list[Mismatch]:
+    def lost(
+        self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
+    ) -> list[Mismatch]:
         """Return all of them: what is saved has one place."""
-        return [*found]
+        return [*mismatches]
 
     def lost_within(self, saved: Leaves) -> dict[str, str]:
         return {}
@@ -234,7 +240,7 @@ class OwnRun:
     @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters of the optimizer."""
-        return [value for group in self.optimizer.param_groups for value in group["params"]]
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def train(self, batches: Batches, until: int, note: Note | None = None) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step. `note` is
@@ -291,11 +297,11 @@ class OwnRun:
             else:
                 losses = []
                 for number in range(self.accumulate):
-                    part, parts = share, 1.0
+                    samples, parts = share, 1.0
                     if self.accumulate > 1:
-                        part = self._workload.share(share, number, self.accumulate)
-                        parts = self.samples / (samples_of(part) or self.samples / self.accumulate)
-                    loss = self.loss_of(part) / parts
+                        samples = self._workload.share(share, number, self.accumulate)
+                        parts = self.samples / (samples_of(samples) or self.samples / self.accumulate)
+                    loss = self.loss_of(samples) / parts
                     self.component.backward(loss)
                     losses.append(loss.detach())
                 loss = torch.stack(losses).sum()
@@ -315,8 +321,8 @@ class OwnRun:
             with self.random.drawn_from(), ExitStack() as noting:
                 share = self._begun_share(batch)
                 if note:
-                    each = each_of(self.optimizer)
-                    noting.enter_context(each_use(each, [*self.model.parameters()], note))
+                    stepped = each_of(self.optimizer)
+                    noting.enter_context(each_use(stepped, [*self.model.parameters()], note))
                 is_one = self.optimizer is self.optimizers
                 optimizers = each_of(self.optimizer) if is_one else self.optimizers
                 loss: torch.Tensor = self.user_step(self._called, optimizers, share)
@@ -399,8 +405,8 @@ class OwnRun:
     def leave_gradients(self, batches: Batches) -> None:
         """Compute the gradients of the next step without taking it; ones if only a user's `step` can."""
         if self.user_step:
-            for value in self.trained:
-                value.grad = torch.ones_like(value)
+            for parameter in self.trained:
+                parameter.grad = torch.ones_like(parameter)
             return
         with buckets_kept():
             self.backward(self._batch_of_step(batches))

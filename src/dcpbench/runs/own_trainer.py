@@ -174,8 +174,8 @@ class TrainerRun:
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return the parameters of model and optimizers, each once."""
-        trained = [value for group in self.optimizer.param_groups for value in group["params"]]
-        return [*{id(value): value for value in (*self.model.parameters(), *trained)}.values()]
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return [*{id(parameter): parameter for parameter in (*self.model.parameters(), *trained)}.values()]
 
     def state(self) -> dict[str, Any]:
         """Return the trainer, which is not a `Stateful`."""
@@ -195,7 +195,9 @@ class TrainerRun:
         due = (self.limits.changing or frozenset()) - (self.in_new or set())
         return {name: leaf for name, leaf in own_attributes(self.trainer).items() if name in due}
 
-    def lost(self, found: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False) -> list[Mismatch]:
+    def lost(
+        self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
+    ) -> list[Mismatch]:
         """Return the mismatches of attributes whose saved value is not held elsewhere: where the load has put
         it, and the run that was saved has another value. Before a step a number may be held as the next."""
         texts, now = {text_of(name): leaf for name, leaf in saved.items()}, values_within(self.trainer)
@@ -206,21 +208,28 @@ class TrainerRun:
             value = texts.get(name)
             values = [value, value + 1] if before_a_step and type(value) is int else [value]
             return name in texts and any(
-                same_leaf((name,), one, leaf) for one in values for leaf in elsewhere
+                same_leaf((name,), candidate, leaf) for candidate in values for leaf in elsewhere
             )
 
-        return [mismatch for mismatch in found if not is_held(mismatch.name)]
+        return [mismatch for mismatch in mismatches if not is_held(mismatch.name)]
 
     def lost_within(self, saved: Leaves) -> dict[str, str]:
         """Return both values of each attribute of an object in the trainer that a load has not restored."""
-        own, now = {name[0] for name in own_attributes(self.trainer)}, values_within(self.trainer)
-        inner = {name: leaf for name, leaf in saved.items() if name[0] not in own and name in now}
-        found = self.lost(compare(inner, {name: now[name] for name in inner}), saved)
-        texts = {one.name: (one.facts.get("expected"), one.facts.get("actual")) for one in found}
+        names, now = {name[0] for name in own_attributes(self.trainer)}, values_within(self.trainer)
+        inner = {name: leaf for name, leaf in saved.items() if name[0] not in names and name in now}
+        mismatches = self.lost(compare(inner, {name: now[name] for name in inner}), saved)
+        texts = {
+            mismatch.name: (mismatch.facts.get("expected"), mismatch.facts.get("actual"))
+            for mismatch in mismatches
+        }
         return {name: f"{before}, after the load {after}" for name, (before, after) in texts.items()}
 
     def unsaved_values(self) -> UnsavedValues:
-        held = {name: one for name, one in vars(self.trainer).items() if isinstance(one, nn.Module)}
+        held = {
+            name: attribute
+            for name, attribute in vars(self.trainer).items()
+            if isinstance(attribute, nn.Module)
+        }
         values = UnsavedValues({"model": self.model, **held}, getattr(self.trainer, "not_saved", ()))
         values.unreadable |= self._unreadable
         return values

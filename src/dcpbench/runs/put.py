@@ -57,9 +57,9 @@ def places_of(run: Run) -> dict[StatePart, list[Slot]]:
 
 def _of_optimizer(run: Run) -> Iterator[Slot]:
     known, number = parts_of_each(named_parts(run.model)), 0
-    for one in each_of(run.optimizer):
-        state = one.state
-        for group in one.param_groups:
+    for optimizer in each_of(run.optimizer):
+        state = optimizer.state
+        for group in optimizer.param_groups:
             for at, parameter in enumerate(group["params"]):
                 alone = {f"group{number}.{at}": ParameterPart(parameter, extent_of(parameter))}
                 read, put = partial(_entries, state, parameter), partial(state.__setitem__, parameter)
@@ -77,7 +77,7 @@ def _entries(state: Mapping[Any, Any], parameter: Any) -> Any:
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
+    return {key: option for key, option in group.items() if key != "params"}
 
 
 def put(
@@ -123,8 +123,10 @@ def _is_set(name: Name, leaf: Leaf, now: Leaf, recall: Recall) -> bool:
     leaf, now = _held(leaf), _held(now)
     are_tensors = isinstance(leaf, TensorLeaf | DigestedLeaf) and isinstance(now, TensorLeaf)
     if are_tensors and leaf.extent != now.extent:
-        value = _tensor(name, leaf, now.extent, recall)
-        return value is not None and same_leaf(name, replace(now, local=value.reshape(now.local.shape)), now)
+        full_part = _tensor(name, leaf, now.extent, recall)
+        return full_part is not None and same_leaf(
+            name, replace(now, local=full_part.reshape(now.local.shape)), now
+        )
     return same_leaf(name, leaf, now)
 
 
@@ -158,9 +160,9 @@ class _Put:
         object that refuses its values keeps its own."""
         for name in self.leaves.keys() & live.keys():
             if isinstance(there := _held(live[name]), TensorLeaf):
-                value = _tensor(name, _held(self.leaves[name]), there.extent, self.recall)
-                if value is not None and value.dtype == there.dtype:
-                    there.local.copy_(value.reshape(there.local.shape))
+                tensor = _tensor(name, _held(self.leaves[name]), there.extent, self.recall)
+                if tensor is not None and tensor.dtype == there.dtype:
+                    there.local.copy_(tensor.reshape(there.local.shape))
         values = [name for name, leaf in self.leaves.items() if not names_parameters(name, leaf)]
         for place in places:
             prefix = place.prefix
@@ -204,14 +206,14 @@ class _Put:
             extent = like.extent
             if getattr(current, "dtype", None) != leaf.dtype:
                 current = torch.zeros_like(like.parameter, dtype=leaf.dtype)
-        value = _tensor(name, leaf, extent, self.recall)
-        if value is None:
+        tensor = _tensor(name, leaf, extent, self.recall)
+        if tensor is None:
             return current
         if getattr(current, "dtype", None) != leaf.dtype:
-            return value.clone()
+            return tensor.clone()
         local = local_part(current)
         local = like.of(local) if like and extent is like.extent else local
-        local.copy_(value.reshape(local.shape))
+        local.copy_(tensor.reshape(local.shape))
         return current
 
 
@@ -239,8 +241,8 @@ def make_different(run: Run, seed: int) -> Unchanged:
         StatePart.optimizer: perturb_optimizer(run.optimizer, seed),
     }
     of_model = {*map(id, run.model.parameters())}
-    trained = (value for group in run.optimizer.param_groups for value in group["params"])
-    perturb([value for value in trained if id(value) not in of_model], seed)
+    trained = (parameter for group in run.optimizer.param_groups for parameter in group["params"])
+    perturb([parameter for parameter in trained if id(parameter) not in of_model], seed)
     for place in extra_states(run.model):
         held = retained(place.leaves(place.read()))
         if not run.limits.leaves_out(str(place.prefix[0])):
@@ -277,20 +279,22 @@ def change_again(
 
 
 @torch.no_grad()
-def copy_tensors(run: OwnRun, other: OwnRun, exchange: Exchange) -> dict[Name, torch.Tensor]:
+def copy_tensors(run: OwnRun, plain: OwnRun, exchange: Exchange) -> dict[Name, torch.Tensor]:
     """Copy the tensors of a run, whose parts are on its ranks, to an unwrapped one, and return them in full;
     collective."""
     full = assembled(state_of(run), exchange)
-    for name, leaf in state_of(other).items():
+    for name, leaf in state_of(plain).items():
         if name in full:
             leaf.local.copy_(full[name])
     return full
 
 
-def copy_state(run: OwnRun, other: OwnRun) -> None:
+def copy_state(run: OwnRun, plain: OwnRun) -> None:
     """Copy the state of a run, whose parts are on its ranks, to an unwrapped one; collective."""
-    full, held = copy_tensors(run, other, run.world.exchange_of(run.model)), places_of(run)
-    group_of = {id(value): group for group in other.optimizer.param_groups for value in group["params"]}
+    full, held = copy_tensors(run, plain, run.world.exchange_of(run.model)), places_of(run)
+    group_of = {
+        id(parameter): group for group in plain.optimizer.param_groups for parameter in group["params"]
+    }
 
     def copied(part: ParameterPart, value: Any, name: Name) -> Any:
         if name not in full:
@@ -300,12 +304,14 @@ def copy_state(run: OwnRun, other: OwnRun) -> None:
             device = value.device  # a step counter, which torch keeps on the CPU
         return full[name].to(device, copy=True)
 
-    for part, places in places_of(other).items():
+    for part, places in places_of(plain).items():
         values = {place.prefix: place.read() for place in held[part]}
         for place in places if part is not StatePart.random else ():
-            mine = values.get(place.prefix)
+            saved = values.get(place.prefix)
             if place.like is None:
-                place.put(copy.deepcopy(mine))
-            elif mine := mine or {name[-1]: one for name, one in below(full, place.prefix).items()}:
-                place.put(mapped(mine, partial(copied, place.like), place.prefix))
-    other.random.copy_from(run.random)
+                place.put(copy.deepcopy(saved))
+            elif saved := saved or {
+                name[-1]: full_tensor for name, full_tensor in below(full, place.prefix).items()
+            }:
+                place.put(mapped(saved, partial(copied, place.like), place.prefix))
+    plain.random.copy_from(run.random)

@@ -58,7 +58,7 @@ class Limits:
 
     def leaves_out(self, name: str) -> bool:
         """Return whether no checkpoint has this part of the model."""
-        return any(name == part or name.startswith(f"{part}.") for part in self.left_out)
+        return any(name == left_out or name.startswith(f"{left_out}.") for left_out in self.left_out)
 
 
 NO_LIMITS = Limits()
@@ -115,7 +115,9 @@ class Run(Protocol):
     def made_by_steps(self) -> Leaves:
         """Return those of its attributes that are compared, and that a new run lacks."""
 
-    def lost(self, found: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False) -> list[Mismatch]:
+    def lost(
+        self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
+    ) -> list[Mismatch]:
         """Return the mismatches of attributes whose saved value is not held elsewhere. Before a step a number
         may be held as the next."""
 
@@ -141,12 +143,12 @@ class Run(Protocol):
 
 def dtypes_of(run: Run) -> set[torch.dtype]:
     """Return all dtypes that a run computes in."""
-    return {*run.limits.computes_in, *(value.dtype for value in run.model.parameters())}
+    return {*run.limits.computes_in, *(parameter.dtype for parameter in run.model.parameters())}
 
 
 def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:
     """Return whether one of these parameters has a gradient that is not zero on this rank."""
-    gradients = (value.grad for value in parameters if value.grad is not None)
+    gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
     return any(bool(local_part(dense(gradient)).any()) for gradient in gradients)
 
 
@@ -192,7 +194,7 @@ Note = Callable[[str, list[nn.Parameter]], None]
 
 def gradients_of(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
     """Return this rank's gradients of these parameters of a model, by FQN."""
-    wanted = {id(value) for value in parameters}
+    wanted = {id(parameter) for parameter in parameters}
     return {
         name: part.of(part.parameter.grad)
         for parts in parts_of_each(named_parts(model)).values()
@@ -220,7 +222,7 @@ def each_use(
 
     def clipping(tensors: Any, *args: Any, **options: Any) -> Any:
         clipped = {_place(gradient) for gradients in tensors for gradient in gradients}
-        note(CLIPPING, [value for value in parameters if _place(value.grad) in clipped])
+        note(CLIPPING, [parameter for parameter in parameters if _place(parameter.grad) in clipped])
         return grouped(tensors, *args, **options)
 
     def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
@@ -229,7 +231,7 @@ def each_use(
                 "step: an optimizer's step has a closure; call backward() before it, and step() without one; "
                 "if it needs one, use checkpointer=trainer"
             )
-        stepped = [value for group in optimizer.param_groups for value in group["params"]]
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", stepped)
 
     with ExitStack() as hooks:

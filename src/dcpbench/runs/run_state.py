@@ -85,15 +85,15 @@ def retained_copy(state: State) -> State:
 
 def digested_above(nbytes: int, state: State) -> State:
     """Return a copied state, with digests instead of tensors if these are larger together."""
-    tensors = (leaf for part in state.values() for leaf in part.values() if isinstance(leaf, TensorLeaf))
+    tensors = (leaf for leaves in state.values() for leaf in leaves.values() if isinstance(leaf, TensorLeaf))
     if sum(leaf.local.nbytes for leaf in tensors) <= nbytes:
         return state
     return {part: digested(leaves) for part, leaves in state.items()}
 
 
-def differing_names(state: State, other: State) -> list[Name]:
+def differing_names(state: State, later: State) -> list[Name]:
     """Return the names of what differs in another state with the same parts; digests by content."""
-    return [name for part in state for name in state[part].keys() - same_leaves(state[part], other[part])]
+    return [name for part in state for name in state[part].keys() - same_leaves(state[part], later[part])]
 
 
 def as_judged(state: State, limits: Limits) -> State:
@@ -104,10 +104,10 @@ def as_judged(state: State, limits: Limits) -> State:
     return {**state, StatePart.extra: attributes}
 
 
-def leave_out_attributes(state: State, other: State, changing: Collection[Name]) -> list[Name]:
+def leave_out_attributes(state: State, unsaved: State, changing: Collection[Name]) -> list[Name]:
     """Leave the attributes of a trainer out of the states of two of its runs. Return those that training
     changes and that differ, which are not compared after a load either."""
-    attributes, others = (run.pop(StatePart.extra) for run in (state, other))
+    attributes, others = (run.pop(StatePart.extra) for run in (state, unsaved))
     equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in changing}, others)
     return sorted({*changing} & (attributes.keys() | others.keys()) - equal, key=text_of)
 
@@ -130,7 +130,9 @@ def before_a_step(state: State, run: Run) -> State:
         StatePart.flags: [HOOKS],
     }
     if run.in_new is not None:
-        if any(isinstance(one, ZeroOptimizer) for one in (run.optimizer, *each_of(run.optimizer))):
+        if any(
+            isinstance(optimizer, ZeroOptimizer) for optimizer in (run.optimizer, *each_of(run.optimizer))
+        ):
             made[StatePart.optimizer] = [name for name in state[StatePart.optimizer] if name[0] != "state"]
         made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.in_new
     return {
@@ -147,7 +149,7 @@ def as_saved(run: Run, saved: State) -> State:
         return state
     if model := state.get(StatePart.model):
         parameters = named_parameters(run.model).items() if run.options.ignore_frozen_params else ()
-        frozen = {name for name, value in parameters if not value.requires_grad}
+        frozen = {name for name, parameter in parameters if not parameter.requires_grad}
         leaves_out = run.limits.leaves_out
         state[StatePart.model] = {
             name: leaf
@@ -185,9 +187,9 @@ def saved_and_live(
     before, now = {}, {}
     for name, leaf in live.items():
         if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
-            part = saved_part(saved, name, leaf.extent, recall)
-            if part is not None:
-                before[text_of(name)] = part.reshape(leaf.local.shape).to(leaf.local.device)
+            stored = saved_part(saved, name, leaf.extent, recall)
+            if stored is not None:
+                before[text_of(name)] = stored.reshape(leaf.local.shape).to(leaf.local.device)
                 now[text_of(name)] = leaf.local
     return before, now
 
@@ -231,4 +233,4 @@ def live_gradients(run: Run) -> Leaves:
 def is_small(state: State) -> bool:
     """Return whether no tensor of the model is large; the same on every rank."""
     parts = (leaf for leaf in state[StatePart.model].values() if isinstance(leaf, TensorLeaf | DigestedLeaf))
-    return all(math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts)
+    return all(math.prod(leaf.extent.shape) * leaf.dtype.itemsize <= snapshot.LARGE_BYTES for leaf in parts)

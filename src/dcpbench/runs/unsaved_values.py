@@ -48,16 +48,18 @@ class UnsavedValues:
         self.unreadable: dict[str, str] = {}
         self._read = {id(parameter) for root in modules.values() for parameter in root.parameters()}
         for name, root in modules.items():
-            for prefix, part in root.named_modules():
-                if not isinstance(part, _WRAPPERS) and ORIGINAL_MODULE.name not in CHILDREN.of(part):
+            for prefix, submodule in root.named_modules():
+                if not isinstance(submodule, _WRAPPERS) and ORIGINAL_MODULE.name not in CHILDREN.of(
+                    submodule
+                ):
                     path = f"{name}.{plain_fqn(root, prefix)}".rstrip(".")
-                    self._read_all(_attributes(part), path)
+                    self._read_all(_attributes(submodule), path)
         for name, module in [*sys.modules.items()] if modules else ():
             if isinstance(module, ModuleType) and is_users(name):
                 self._read_all(vars(module), name)
-        for name in (f"{prefix}{one}" for one in not_saved for prefix in ("", "model.")):
-            for found in {*fnmatch.filter(self.texts, name), *fnmatch.filter(self.texts, f"{name}.*")}:
-                del self.texts[found]
+        for name in (f"{prefix}{pattern}" for pattern in not_saved for prefix in ("", "model.")):
+            for matching in {*fnmatch.filter(self.texts, name), *fnmatch.filter(self.texts, f"{name}.*")}:
+                del self.texts[matching]
 
     def _read_all(self, values: Mapping[Any, Any], path: str, depth: int = 0) -> None:
         for key, value in itertools.islice([*values.items()], _MOST_ITEMS):

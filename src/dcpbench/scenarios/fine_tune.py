@@ -98,7 +98,7 @@ def _frozen(run: Run) -> Leaves:
 
 
 def _verify_frozen(
-    cell: Cell, pretrained: Checkpoint, run: Run, where: Place, other: Leaves | None = None
+    cell: Cell, pretrained: Checkpoint, run: Run, where: Place, control: Leaves | None = None
 ) -> None:
     """Compare the frozen part with the pre-trained model, by content. The control is `other`, by default a
     changed copy."""
@@ -107,8 +107,8 @@ def _verify_frozen(
         expected, actual = pretrained.state[part], _frozen(run)
         recall = pretrained.recall_of(part, cell.checkpointer)
         how = partial(pretrained.compare, group=cell.world.group, recall=recall)
-        other = other or unlike(expected, actual, actual)
-        compared = compare_controlled(expected, actual, other, how=how)
+        control = control or unlike(expected, actual, actual)
+        compared = compare_controlled(expected, actual, control, how=how)
         record_restored(cell, pretrained, {part: Comparison(expected, actual, compared)}, where)
 
 

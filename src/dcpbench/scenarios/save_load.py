@@ -27,8 +27,8 @@ def load_and_resume(cell: Cell, saved: Story) -> None:
         before = checks.load_and_verify(cell, target, checkpoint, number)
         if number == 0 and not cell.config.own_trainer:  # a run that loads its own state does not change
             with cell.phase("load"):
-                for each in target.state().values():
-                    each.load_state_dict(each.state_dict())
+                for stateful in target.state().values():
+                    stateful.load_state_dict(stateful.state_dict())
             checks.verify_restored(cell, target, checkpoint, before)
         checks.resume(cell, target, checkpoint, saved)
     for checkpoint in checkpoints[:1]:  # a trainer may have removed all

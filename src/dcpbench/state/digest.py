@@ -58,13 +58,13 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
 
 def fetch(digests: Sequence[torch.Tensor]) -> list[Digest]:
     """Convert results of `digest` to integers, with one transfer per device."""
-    found: list[Digest] = [(0, 0)] * len(digests)
-    for device in {one.device for one in digests}:
-        here = [number for number, one in enumerate(digests) if one.device == device]
+    integers: list[Digest] = [(0, 0)] * len(digests)
+    for device in {lane_pair.device for lane_pair in digests}:
+        here = [number for number, lane_pair in enumerate(digests) if lane_pair.device == device]
         lanes = torch.stack([digests[number] for number in here]).tolist()
         for number, (first, second) in zip(here, lanes, strict=True):
-            found[number] = (first % 2**64, second % 2**64)
-    return found
+            integers[number] = (first % 2**64, second % 2**64)
+    return integers
 
 
 def add(*digests: Digest) -> Digest:
@@ -167,8 +167,8 @@ def _kernel() -> Any:
     ):  # fmt: skip
         begin = tl.program_id(0).to(tl.int64) * COLUMNS
         column = tl.arange(0, COLUMNS)[None, :]
-        one = tl.zeros((ROWS, COLUMNS), tl.uint64)
-        two = tl.zeros((ROWS, COLUMNS), tl.uint64)
+        first_sum = tl.zeros((ROWS, COLUMNS), tl.uint64)
+        second_sum = tl.zeros((ROWS, COLUMNS), tl.uint64)
         for top in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):
             row = top + tl.arange(0, ROWS)[:, None].to(tl.int64)
             if EVEN:
@@ -199,12 +199,12 @@ def _kernel() -> Any:
                     if not EVEN:
                         state = tl.where(inside, state, 0)
                     if number + 1 == FIRST:
-                        one += state
+                        first_sum += state
                     else:
-                        two += state
+                        second_sum += state
         program = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-        tl.store(partial + program * 2, tl.sum(one).to(tl.int64))
-        tl.store(partial + program * 2 + 1, tl.sum(two).to(tl.int64))
+        tl.store(partial + program * 2, tl.sum(first_sum).to(tl.int64))
+        tl.store(partial + program * 2 + 1, tl.sum(second_sum).to(tl.int64))
 
     return kernel
 

@@ -41,18 +41,20 @@ def snapshot_flags(
     """
     parts = parts or named_parts(model)
     parameters = {name: part.parameter for name, part in parts.items()}
-    flags: Leaves = {("requires_grad", name): value.requires_grad for name, value in parameters.items()}
-    hooks = [one for name, value in parameters.items() for one in _hooks(name, value)]
+    flags: Leaves = {
+        ("requires_grad", name): parameter.requires_grad for name, parameter in parameters.items()
+    }
+    hooks = [hook for name, parameter in parameters.items() for hook in _hooks(name, parameter)]
     for name, module in model.named_modules(remove_duplicate=False):
         fqn = plain_fqn(model, name) if name else ""
         flags["training", f"model.{fqn}" if fqn else "model"] = module.training
         hooks += _hooks(fqn, module)
     several = getattr(optimizer, "optimizers", None) or [optimizer]
-    of_optimizers = [hook for one in several for hook in _hooks("", one)]
+    of_optimizers = [hook for each_optimizer in several for hook in _hooks("", each_optimizer)]
     flags |= {HOOKS: "; ".join(hooks), ("hooks", "optimizer"): "; ".join(of_optimizers)}
-    for number, one in enumerate(several):
+    for number, inner in enumerate(several):
         # `Optimizer.__setstate__` adds it on a load, even to an optimizer without this option.
-        defaults = {"differentiable": False, **one.defaults}
+        defaults = {"differentiable": False, **inner.defaults}
         flags |= snapshot_nested(defaults, ("defaults", number) if len(several) > 1 else ("defaults",))
     for number, group in enumerate(optimizer.param_groups):
         flags["param_groups", number, "keys"] = ", ".join(sorted(group))
@@ -66,8 +68,8 @@ def snapshot_flags(
 def snapshot_gradients(parts: ParameterParts) -> Leaves:
     """Return the gradients of these parts as ("gradients", FQN); sparse ones are made dense."""
     gradients = ((name, part, part.parameter.grad) for name, part in parts.items())
-    left = {name: part.of(value) for name, part, value in gradients if value is not None}
-    dense = {name: value.to_dense() if value.is_sparse else value for name, value in left.items()}
+    left = {name: part.of(gradient) for name, part, gradient in gradients if gradient is not None}
+    dense = {name: gradient.to_dense() if gradient.is_sparse else gradient for name, gradient in left.items()}
     return snapshot_nested(dense, ("gradients",))
 
 
@@ -77,18 +79,22 @@ def _hooks(name: str, owner: object) -> list[str]:
     if isinstance(owner, torch.Tensor):
         kinds = [(kind, hooks) for kind in _OF_TENSORS if (hooks := getattr(owner, kind))]
     else:  # most are empty, which takes less to find out than the kind
-        kinds = [one for one in vars(owner).items() if type(one[1]) not in _CONTAINERS or one[1]]
-    found = list[str]()
+        kinds = [
+            attribute
+            for attribute in vars(owner).items()
+            if type(attribute[1]) not in _CONTAINERS or attribute[1]
+        ]
+    texts = list[str]()
     for kind, hooks in kinds:
         is_known = type(hooks) in _CONTAINERS
         if kind[-6:] == "_hooks" and (is_known or isinstance(hooks, Mapping | list | tuple)) and hooks:
             # DDP lists each communication hook with its state; they belong to the layout.
             called = hooks.values() if isinstance(hooks, Mapping) else hooks
             codes = [_code_of(hook) for hook in called if callable(hook)]
-            found += (
+            texts += (
                 f"{name} {kind} {code}".lstrip() for code in codes if not code.startswith(_OF_PARALLELISMS)
             )
-    return found
+    return texts
 
 
 def _code_of(hook: Callable[..., Any]) -> str:
@@ -126,4 +132,4 @@ def sharing_memory(state: Leaves) -> list[list[str]]:
         else:
             first = order
         reached = begin + length if begin + length > reached else reached
-    return sorted([text_of(names[order]) for order in sorted(one)] for one in shared.values())
+    return sorted([text_of(names[order]) for order in sorted(orders)] for orders in shared.values())

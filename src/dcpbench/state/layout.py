@@ -121,7 +121,7 @@ ParameterParts = dict[str, ParameterPart]
 def parameter_parts(model: nn.Module) -> ParameterParts:
     """Return the part of every parameter, by its name in `model.named_parameters()`, or the name that it had
     before it became part of a flat parameter."""
-    fsdp1 = {id(one): parts for one, parts in _fsdp1_parts(model)}
+    fsdp1 = {id(parameter): parts for parameter, parts in _fsdp1_parts(model)}
     parts: ParameterParts = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in fsdp1:
@@ -137,7 +137,7 @@ def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterPart
     FSDP1 keeps a rank's parts in one flat parameter. With `use_orig_params` the optimizer has views into it;
     otherwise it has the flat parameter, whose parts are named as in its module.
     """
-    for module in (one for one in model.modules() if isinstance(one, FullyShardedDataParallel)):
+    for module in (module for module in model.modules() if isinstance(module, FullyShardedDataParallel)):
         handle = private.FLAT_HANDLE.of(module)
         if handle is None or (private.USE_ORIG_PARAMS.of(handle) and not handle.uses_sharded_strategy):
             continue

@@ -15,7 +15,10 @@ from dcpbench.state.snapshot import flattened, mapped
 
 def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state dicts of a state's objects, by their names."""
-    return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
+    return {
+        name: holder.state_dict() if isinstance(holder, Stateful) else holder
+        for name, holder in state.items()
+    }
 
 
 def check_fits(stored: Mapping[str, Any], nested: Any) -> None:
@@ -26,27 +29,27 @@ def check_fits(stored: Mapping[str, Any], nested: Any) -> None:
         RuntimeError: a key is missing in the checkpoint.
         ValueError: a tensor has a different shape or dtype, or the checkpoint has no tensor.
     """
-    for key, value in flattened(nested).items():
+    for key, template in flattened(nested).items():
         if key not in stored:
             raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
         saved = stored[key]
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(template, torch.Tensor):
             continue
         if not isinstance(saved, torch.Tensor):
             raise ValueError(f"Type mismatch between saved {type(saved).__name__} and a tensor for {key}")
-        if value.shape != saved.shape:
-            sizes = f"saved {saved.shape} and current: {value.shape}"
+        if template.shape != saved.shape:
+            sizes = f"saved {saved.shape} and current: {template.shape}"
             raise ValueError(f"Size mismatch between {sizes} for {key}")
-        if value.dtype != saved.dtype:
-            raise ValueError(f"Dtype mismatch between saved {saved.dtype} and {value.dtype} for {key}")
+        if template.dtype != saved.dtype:
+            raise ValueError(f"Dtype mismatch between saved {saved.dtype} and {template.dtype} for {key}")
 
 
 def of_tensors(state: dict[str, Any], stored: Mapping[str, Entry] | None = None) -> dict[str, Any]:
     """Return a state that contains only tensors, to be saved, or loaded from a checkpoint with these entries:
     a load fills existing tensors, and only the checkpoint knows the number of bytes of a value."""
     return {
-        name: _TensorsOnly(name, value, stored or {}) if isinstance(value, Mapping | Stateful) else value
-        for name, value in state.items()
+        name: _TensorsOnly(name, holder, stored or {}) if isinstance(holder, Mapping | Stateful) else holder
+        for name, holder in state.items()
     }
 
 
@@ -72,8 +75,8 @@ class _TensorsOnly:
     def _packed(self, value: Any, name: Name) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
-        if (entry := self._stored.get(text_of(name))) and entry.shape is not None:
-            return torch.empty(entry.shape, dtype=torch.uint8)
+        if (stored := self._stored.get(text_of(name))) and stored.shape is not None:
+            return torch.empty(stored.shape, dtype=torch.uint8)
         return packed(value)
 
 

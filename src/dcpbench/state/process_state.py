@@ -101,10 +101,10 @@ class ProcessState(NamedTuple):
 
 def _settings(device: torch.device) -> dict[str, object]:
     hooks = {
-        f"{space.__name__}.{name}": len(value)
+        f"{space.__name__}.{name}": len(hooks_by_id)
         for space in (modules, optimizers)
-        for name, value in vars(space).items()
-        if name.startswith(GLOBAL_HOOKS) and isinstance(value, dict)
+        for name, hooks_by_id in vars(space).items()
+        if name.startswith(GLOBAL_HOOKS) and isinstance(hooks_by_id, dict)
     }
     limits = {
         name: resource.getrlimit(getattr(resource, name))
@@ -129,8 +129,8 @@ def _settings(device: torch.device) -> dict[str, object]:
         "folder": folder,
         "umask": umask,
         **{
-            f"${name}": value
-            for name, value in os.environ.items()
+            f"${name}": setting
+            for name, setting in os.environ.items()
             if not name.lstrip("_").startswith(_COMPILER_VARIABLES)
         },
         "sys.path": tuple(sys.path),
@@ -139,7 +139,9 @@ def _settings(device: torch.device) -> dict[str, object]:
         "garbage collection": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks)),
         "tracing": (sys.gettrace(), sys.getprofile()),
         "objects kept by DCP": tuple(kept_by_dcp()),
-        "warning filters that raise": sum(entry[0] == "error" for entry in warnings.filters),
+        "warning filters that raise": sum(
+            warning_filter[0] == "error" for warning_filter in warnings.filters
+        ),
     }
 
 
@@ -166,14 +168,16 @@ def _float32_precision() -> str:
     set for one kind. Settings made with them are visible here too.
     """
     kinds = {name: attrgetter(name)(torch.backends).fp32_precision for name in _PRECISIONS}
-    return ", ".join(f"{name} {'ieee' if value == 'none' else value}" for name, value in kinds.items())
+    return ", ".join(
+        f"{name} {'ieee' if precision == 'none' else precision}" for name, precision in kinds.items()
+    )
 
 
 def kept_by_dcp() -> dict[str, Any]:
     """Return, by name, what DCP keeps globally between saves, if anything: cached plans, and the process that
     uploads."""
     cached = {
-        name: value for name, value in vars(SavePlanner).items() if name.startswith(CACHED_PLANS) and value
+        name: plans for name, plans in vars(SavePlanner).items() if name.startswith(CACHED_PLANS) and plans
     }
     process = UPLOADER.value
     return cached if process is None else {**cached, UPLOADER.name: process}
@@ -213,14 +217,17 @@ def _accepted(descriptors: Mapping[int, str]) -> set[int]:
     listening, ports = set[int](), dict[int, int]()
     for number in [number for number, name in descriptors.items() if name[:7] == "socket:"]:
         with suppress(OSError):  # closed by now, or of a family without addresses
-            one = socket.socket(fileno=number)
+            connection = socket.socket(fileno=number)
             try:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-                    ports[number] = one.getsockname()[1]
-                    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if (
+                    connection.family in (socket.AF_INET, socket.AF_INET6)
+                    and connection.type == socket.SOCK_STREAM
+                ):
+                    ports[number] = connection.getsockname()[1]
+                    if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         listening.add(number)
             finally:
-                one.detach()  # the descriptor is its owner's, and stays open
+                connection.detach()  # the descriptor is its owner's, and stays open
     heard = {ports[number] for number in listening}
     return {number for number, port in ports.items() if port in heard} - listening
 
@@ -239,7 +246,7 @@ def open_descriptors() -> dict[int, str]:
 def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the result of `grown` as soon as it is empty, or after a time limit."""
     until = time.monotonic() + _SETTLE_S
-    while (found := grown()) and time.monotonic() <= until:
+    while (left := grown()) and time.monotonic() <= until:
         gc.collect()
         time.sleep(0.01)
-    return found
+    return left

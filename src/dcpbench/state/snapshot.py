@@ -155,7 +155,7 @@ def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Lea
     known."""
     parts = parts or named_parts(model)
     parameters: Leaves = {(name,): leaf for name, leaf in snapshot_parameters(parts).items()}
-    buffers: Leaves = {(name,): _leaf(value, "buffer") for name, value in persistent_buffers(model).items()}
+    buffers: Leaves = {(name,): _leaf(buffer, "buffer") for name, buffer in persistent_buffers(model).items()}
     extra = {place.prefix[-1]: place.read() for place in extra_states(model)}
     return {**parameters, **buffers, **(snapshot_nested(extra) if extra else {})}
 
@@ -194,19 +194,19 @@ def snapshot_optimizer(
             leaves |= snapshot_nested({parameter: entries}, ("state",))
             continue
         local_shape, parts_of = local_part(parameter).shape, parts_by_id[id(parameter)]
-        for holder, entry, path in slots(entries):
-            value = holder[entry]
+        for holder, key, path in slots(entries):
+            entry = holder[key]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
-            is_tensor = isinstance(value, torch.Tensor)
-            like = is_tensor and getattr(value, LOCAL_TENSOR.name, value).shape == local_shape
+            is_tensor = isinstance(entry, torch.Tensor)
+            like = is_tensor and getattr(entry, LOCAL_TENSOR.name, entry).shape == local_shape
             lies = like and bool(local_shape)
             for name, part in parts_of.items():
                 idle = part.extent.numel == 0 and 0 not in part.extent.shape
-                here = value if part.place is None or not lies else part.of(value)
-                leaf = _leaf(here, str(entry), part.extent if lies else None)
+                here = entry if part.place is None or not lies else part.of(entry)
+                leaf = _leaf(here, str(key), part.extent if lies else None)
                 leaves["state", name, *path] = Idle(leaf) if idle else leaf
                 if is_tensor and not like and len(parts_of) > 1:
-                    value = value.clone()  # each parameter in a flat one has a separate counter
+                    entry = entry.clone()  # each parameter in a flat one has a separate counter
     for number, group in enumerate(optimizer.param_groups):
         names = [name for parameter in group["params"] for name in parts_by_id[id(parameter)]]
         leaves |= snapshot_nested({**group, "params": names}, ("param_groups", number))
@@ -216,14 +216,14 @@ def snapshot_optimizer(
 def by_parameter(leaves: Leaves) -> Leaves:
     """Convert a snapshot of an optimizer to one with the hyperparameters of each group under the names of its
     parameters: ("param_groups", FQN, key)."""
-    found: Leaves = {}
+    by_fqn: Leaves = {}
     for name, leaf in leaves.items():
         first, number, *rest = name
         if first != "param_groups":
-            found[name] = leaf
+            by_fqn[name] = leaf
         elif rest != ["params"]:
-            found |= {(first, fqn, *rest): leaf for fqn in leaves[first, number, "params"]}
-    return found
+            by_fqn |= {(first, fqn, *rest): leaf for fqn in leaves[first, number, "params"]}
+    return by_fqn
 
 
 def names_parameters(name: Name, leaf: Leaf) -> bool:
@@ -286,8 +286,8 @@ def digested(leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
 def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
     """Return the digests of each part's blocks; synchronizes with the device once."""
     counted = [[digest(*block) for block in _blocks(part)] for part in parts]
-    found = iter(fetch([one for blocks in counted for one in blocks]))
-    return [tuple(next(found) for _ in blocks) for blocks in counted]
+    fetched = iter(fetch([block for blocks in counted for block in blocks]))
+    return [tuple(next(fetched) for _ in blocks) for blocks in counted]
 
 
 def digest_of(leaf: Leaf) -> Digest | None:
@@ -320,11 +320,11 @@ def parts_of_each(parts: ParameterParts) -> dict[int, ParameterParts]:
     """Group parts by the `id` of their parameter, tied ones under the first of their names, as in
     `model.named_parameters()`. A flat parameter has several parts."""
     first = {part: name for name, part in reversed(parts.items())}
-    found: dict[int, ParameterParts] = {}
+    by_id: dict[int, ParameterParts] = {}
     for name, part in parts.items():
         if first[part] == name:
-            found.setdefault(id(part.parameter), {})[name] = part
-    return found
+            by_id.setdefault(id(part.parameter), {})[name] = part
+    return by_id
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -341,10 +341,10 @@ def persistent_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the persistent buffers of a model by FQN."""
     return {
-        plain_fqn(model, f"{prefix}.{name}".lstrip(".")): value
+        plain_fqn(model, f"{prefix}.{name}".lstrip(".")): buffer
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, value in BUFFERS.of(module).items()
-        if value is not None and name not in NON_PERSISTENT.of(module)
+        for name, buffer in BUFFERS.of(module).items()
+        if buffer is not None and name not in NON_PERSISTENT.of(module)
     }
 
 
@@ -354,10 +354,10 @@ def plain_fqn(model: nn.Module, name: str) -> str:
         return name
     module: Any = model
     parts = []
-    for part in name.split("."):
-        if part not in _WRAPPERS and not (part == "module" and isinstance(module, DistributedDataParallel)):
-            parts.append(part)
-        module = getattr(module, CHILDREN.name, {}).get(part)
+    for word in name.split("."):
+        if word not in _WRAPPERS and not (word == "module" and isinstance(module, DistributedDataParallel)):
+            parts.append(word)
+        module = getattr(module, CHILDREN.name, {}).get(word)
     return ".".join(parts)
 
 
@@ -365,15 +365,15 @@ def plain_fqn(model: nn.Module, name: str) -> str:
 def named_as_saved(model: nn.Module) -> Iterator[None]:
     """Context manager: `named_parameters()` of the modules that are called has the names of the unwrapped
     ones. So groups made by name, and the names that an optimizer keeps, do not depend on the layout."""
-    named = {id(one): one for one in (model, *called_modules(model))}.values()
+    named = {id(module): module for module in (model, *called_modules(model))}.values()
     # Not by `setattr`, which a compiled model passes on to the one that it wraps.
-    for one in named:
-        vars(one)["named_parameters"] = partial(_named_as_saved, one)  # a copy names its own parameters
+    for module in named:
+        vars(module)["named_parameters"] = partial(_named_as_saved, module)  # a copy names its own parameters
     try:
         yield
     finally:
-        for one in named:
-            del vars(one)["named_parameters"]
+        for module in named:
+            del vars(module)["named_parameters"]
 
 
 def _named_as_saved(module: nn.Module, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
@@ -448,7 +448,9 @@ def is_gone_into(value: Any) -> bool:
         return False
     if isinstance(value, list):
         plain = SCALARS.issuperset(map(type, value))
-        return not plain and any(isinstance(item, torch.Tensor) or is_gone_into(item) for item in value)
+        return not plain and any(
+            isinstance(element, torch.Tensor) or is_gone_into(element) for element in value
+        )
     return isinstance(value, Mapping)
 
 
@@ -456,25 +458,25 @@ def items(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
     """Return the key or index, the value and the name of each item of a container. A text keeps its
     quotes if there is a number with the same digits: DCP gives both the same key."""
     if isinstance(nested, list):
-        return [(number, value, (*prefix, number)) for number, value in enumerate(nested)]
+        return [(number, element, (*prefix, number)) for number, element in enumerate(nested)]
     if _TEXTS.issuperset(map(type, nested)):
         return [(name, value, (*prefix, name)) for name, value in nested.items()]
     numbers = {str(name) for name in nested if not isinstance(name, str)}
     return [
-        (name, value, (*prefix, repr(name) if name in numbers else str(name)))
-        for name, value in nested.items()
+        (name, entry, (*prefix, repr(name) if name in numbers else str(name)))
+        for name, entry in nested.items()
     ]
 
 
 def slots(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
     """Return the place of each value: its container, its key or index there, and its name."""
-    found = items(nested, prefix)
+    entries = items(nested, prefix)
     if _UNDIVIDED.issuperset(map(type, nested if isinstance(nested, list) else nested.values())):
-        return [(nested, key, name) for key, _, name in found]
+        return [(nested, key, name) for key, _, name in entries]
     places: list[tuple[Any, Any, Name]] = []
-    for key, value, name in found:
-        if type(value) not in _UNDIVIDED and is_gone_into(value):
-            places += slots(value, name)
+    for key, entry, name in entries:
+        if type(entry) not in _UNDIVIDED and is_gone_into(entry):
+            places += slots(entry, name)
         else:
             places.append((nested, key, name))
     return places
@@ -488,7 +490,7 @@ def flattened(nested: Any) -> dict[str, Any]:
 def mapped(nested: Any, change: Callable[[Any, Name], Any], prefix: Name = ()) -> Any:
     """Return a copy of a container, in which every value is `change(value, name)`."""
     copied = {
-        key: mapped(value, change, name) if is_gone_into(value) else change(value, name)
-        for key, value, name in items(nested, prefix)
+        key: mapped(entry, change, name) if is_gone_into(entry) else change(entry, name)
+        for key, entry, name in items(nested, prefix)
     }
     return [*copied.values()] if isinstance(nested, list) else copied

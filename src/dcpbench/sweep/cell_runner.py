@@ -174,7 +174,11 @@ def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
     if verdict.status != "fail":
         return None
     axes = (config.scenario.name, config.parallel.name, config.save.name, config.model.name)
-    differing = ((one.check, each.name, each.problem) for one in verdict.failed for each in one.mismatches)
+    differing = (
+        (check.check, mismatch.name, mismatch.problem)
+        for check in verdict.failed
+        for mismatch in check.mismatches
+    )
     return axes, frozenset(differing)
 
 

@@ -156,7 +156,7 @@ class Sweep:
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Executors of an earlier stretch keep their ranks, which can be used again.
-        executors = [self._executors.setdefault(one, self.engine.executor(one[1])) for one in numbered]
+        executors = [self._executors.setdefault(place, self.engine.executor(place[1])) for place in numbered]
         common = (self.console, display, shared, self._repeated, self._imports)
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
@@ -192,7 +192,7 @@ class Sweep:
         Raises:
             ResultsError: they cannot be written even so.
         """
-        rows, measured = [one.row for one in finished], deque(finished)
+        rows, measured = [run.row for run in finished], deque(finished)
 
         def append() -> None:
             while measured:
@@ -204,10 +204,10 @@ class Sweep:
         try:
             append()
         except ResultsError:
-            checkpoints = [place for one in finished if os.path.lexists(place := one.cell.checkpoints)]
+            checkpoints = [place for run in finished if os.path.lexists(place := run.cell.checkpoints)]
             if not checkpoints:
                 raise
-            say(self.console, *(files.remove(one, one.parent) for one in checkpoints))
+            say(self.console, *(files.remove(folder, folder.parent) for folder in checkpoints))
             note = "its checkpoints were removed to make room for this row"
             rows = [replace(row, reason="; ".join(filter(None, (row.reason, note)))) for row in rows]
             append()

@@ -51,10 +51,10 @@ class Record:
             raise ConfigError(f"{where}: there is no such folder")
         try:
             known = {"blocks": {}, **parse(files.read(folder / SWEEP_JSON))}
-            record = cls(**{item.name: known[item.name] for item in fields(cls)})
+            record = cls(**{record_field.name: known[record_field.name] for record_field in fields(cls)})
             lists = (record.arguments, record.storage, *record.cells.values(), [*record.blocks.values()])
             if not all(
-                isinstance(each, list) and all(isinstance(word, str) for word in each) for each in lists
+                isinstance(words, list) and all(isinstance(word, str) for word in words) for words in lists
             ):
                 raise ValueError("not lists of texts")
             if "\0" in "".join([record.cwd, *record.cells, *chain(*lists)]):  # TypeError if cwd is not a text
@@ -176,8 +176,8 @@ class SweepFolder:
         last."""
         before = self._environment()
         earlier: list[dict[str, Any]] = before.pop("earlier", [])
-        other = {key: value for key, value in before.items() if key in now and value != now[key]}
-        return [*earlier, other] if other else earlier
+        differing = {key: value for key, value in before.items() if key in now and value != now[key]}
+        return [*earlier, differing] if differing else earlier
 
     def _environment(self) -> dict[str, Any]:
         """Return the description of the machine in the folder; empty if there is none."""
@@ -252,7 +252,7 @@ def _refusing(folder: Path, key: str = DIR) -> Iterator[None]:
 
 def _used(folder: Path) -> set[str]:
     """Return the names in a folder, without those that a driver killed before its sweep began can leave."""
-    names = {item.name for item in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()}
     return {name for name in names if name != _LOCK and not files.is_temporary(name)}
 
 

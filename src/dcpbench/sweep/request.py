@@ -108,12 +108,14 @@ class Request:
                 ) from None
             words = [word for word in record.arguments if word.startswith(_CONFIG_DIR)]
             config_dir = config_dir or next((Path(word.removeprefix(_CONFIG_DIR)) for word in words), None)
-            by_key = {_key(item): item for item in (*before, *typed, _parsed(f"{DIR}={quoted(folder)}"))}
+            by_key = {
+                _key(override): override for override in (*before, *typed, _parsed(f"{DIR}={quoted(folder)}"))
+            }
             overrides = [*by_key.values()]
         elif options.trust or options.rerun_failed:
             option = "--trust" if options.trust else "--rerun-failed"
             raise ConfigError(f"{option}: needs --resume FOLDER")
-        kept = [item for item in overrides if item.key_or_group != DIR]
+        kept = [override for override in overrides if override.key_or_group != DIR]
         record = replace(record, arguments=_words(kept, config_dir), cwd=str(Path.cwd()))
         return cls(tuple(overrides), config_dir, options, record, signals, began)
 
@@ -130,7 +132,7 @@ class Request:
     @cached_property
     def sweep(self) -> SweepConfig:
         """The keys of the sweep, as Hydra has composed them."""
-        names = [item.name for item in fields(SweepConfig)]
+        names = [sweep_field.name for sweep_field in fields(SweepConfig)]
         return SweepConfig(**OmegaConf.to_object(OmegaConf.masked_copy(self.base, names)))  # type: ignore[arg-type]
 
     @property
@@ -143,11 +145,11 @@ class Request:
         """The words with which a resumed sweep runs each cell: the recorded ones, and those that say how all
         cells run."""
         how = {
-            _key(item): f"{item.get_key_element()}={item.get_value_element_as_str()}"
-            for item in self.overrides
-            if is_how_run(item.key_or_group)
-            and not is_about_the_sweep(item.key_or_group)
-            and not item.is_sweep_override()  # it selects cells
+            _key(override): f"{override.get_key_element()}={override.get_value_element_as_str()}"
+            for override in self.overrides
+            if is_how_run(override.key_or_group)
+            and not is_about_the_sweep(override.key_or_group)
+            and not override.is_sweep_override()  # it selects cells
         }
         cells = {
             name: {word.lstrip("+~").partition("=")[0]: word for word in words} | how
@@ -161,14 +163,16 @@ class Request:
         """Whether a cell compiles, guessed before cells are composed. It only decides what is imported early:
         a wrong guess costs time and nothing else."""
         blocks = [block.get("compile", False) for block in self.base.hydra.sweeper.matrix.values()]
-        typed = [str(item.input_line) for item in self.overrides if item.key_or_group == "compile"]
+        typed = [
+            str(override.input_line) for override in self.overrides if override.key_or_group == "compile"
+        ]
         texts = typed or map(str, [self.base.compile, *blocks])
         return any("true" in text.lower() for text in texts)
 
 
 def value_of(key: str, overrides: Sequence[Override]) -> Any:
     """Return the value of the last override of a key, None if it is missing or null."""
-    override = next((item for item in reversed(overrides) if item.key_or_group == key), None)
+    override = next((candidate for candidate in reversed(overrides) if candidate.key_or_group == key), None)
     if override is None or override.type is OverrideType.DEL:
         return None
     if override.is_sweep_override():
@@ -180,8 +184,8 @@ def value_of(key: str, overrides: Sequence[Override]) -> Any:
 
 
 def _words(overrides: Sequence[Override], config_dir: Path | None) -> list[str]:
-    own = [f"{_CONFIG_DIR}{config_dir}"] if config_dir else []
-    return [*own, *(str(item.input_line) for item in overrides)]
+    first_words = [f"{_CONFIG_DIR}{config_dir}"] if config_dir else []
+    return [*first_words, *(str(override.input_line) for override in overrides)]
 
 
 def _refuse_other_cells(
@@ -189,21 +193,23 @@ def _refuse_other_cells(
 ) -> None:
     """Refuse words about the cells of a resumed sweep that are not recorded, and lists."""
     known = {*map(_item, recorded)}
-    others = [item for item in typed if _item(item) not in known]
-    wrong = [item for item in others if defines_cells(item.key_or_group)]
+    others = [override for override in typed if _item(override) not in known]
+    wrong = [override for override in others if defines_cells(override.key_or_group)]
     if wrong:
-        names = [item.name for item in fields(schema_class())]
-        tops = [item.key_or_group.partition(".")[0] for item in wrong]
+        names = [schema_field.name for schema_field in fields(schema_class())]
+        tops = [override.key_or_group.partition(".")[0] for override in wrong]
         unknown = next((top for top in tops if top not in (*names, "experiment", "hydra")), None)
         near = did_you_mean(unknown, [name for name in names if not defines_cells(name)]) if unknown else ""
-        words = shlex.join(str(item.input_line) for item in wrong)
+        words = shlex.join(str(override.input_line) for override in wrong)
         raise ConfigError(
             f"{asked}: the cells of that sweep, `{record.command}`, are recorded; leave out {words}, or run "
             f"another sweep{near}"
         )
-    for item in others:
-        if item.is_sweep_override():
-            raise ConfigError(f"{item.input_line}: applies to all cells of a resumed sweep; pass one value")
+    for override in others:
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{override.input_line}: applies to all cells of a resumed sweep; pass one value"
+            )
 
 
 def _parsed(word: str) -> Override:

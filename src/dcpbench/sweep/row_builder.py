@@ -55,13 +55,15 @@ class Attempt:
     def measurements(self) -> list[Measurement]:
         """All measurements of its ranks and of the driver."""
         offsets_s = [abs(host.clock_offset_s) for host in self.hosts]
-        own = {
+        of_the_driver = {
             "cell_s": self.cell_s,
             "disk_bytes": self.disk_bytes,
             "clock_offset_s": max(offsets_s, default=None),
         }
-        of_driver = [Measurement(name, value, None) for name, value in own.items() if value is not None]
-        return [one for report in self.reports for one in report.measurements] + of_driver
+        of_driver = [
+            Measurement(name, value, None) for name, value in of_the_driver.items() if value is not None
+        ]
+        return [measurement for report in self.reports for measurement in report.measurements] + of_driver
 
 
 def row_of(cell: PlannedCell, run: Attempt, shared: bool = False, flaky: bool | None = None) -> Row:
@@ -89,16 +91,18 @@ def row_of(cell: PlannedCell, run: Attempt, shared: bool = False, flaky: bool | 
     about["training_from"] = shares
     flat = {**about, **columns, **verdict.checks, **metrics, **_losses(run.reports), **_noted(run.reports)}
     observed = (report for end in run.ends for report in end.observed)
-    return _row(flat, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
+    return _row(flat, [f"rank {report.rank}: {check}" for report in observed for check in report.replaced])
 
 
 def _aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | None]:
     """Return the row's value of every metric; None if it was not measured."""
     by_rank: dict[tuple[str, str | None], dict[int | None, list[float]]] = {}
-    for one in measurements:
+    for measurement in measurements:
         # Time in a part of a phase (`verify/twin`) is time in the phase.
-        phase = (one.phase or "").partition("/")[0] if one.metric == PHASE_S else None
-        by_rank.setdefault((one.metric, phase), {}).setdefault(one.rank, []).append(one.value)
+        phase = (measurement.phase or "").partition("/")[0] if measurement.metric == PHASE_S else None
+        by_rank.setdefault((measurement.metric, phase), {}).setdefault(measurement.rank, []).append(
+            measurement.value
+        )
     values: dict[str, float | int | None] = dict.fromkeys(METRICS)
     for name, spec in METRICS.items():
         over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]
@@ -124,10 +128,15 @@ def _phases(ends: Sequence[StageEnd]) -> dict[str, float]:
     up."""
     seconds: dict[str, float] = {}
     for end in ends:
-        spent = [[one for one in of.measurements if one.metric == PHASE_S] for of in end.observed]
-        for one in max(spent, key=lambda of_rank: sum(one.value for one in of_rank), default=[]):
-            phase = (one.phase or "").partition("/")[0]
-            seconds[phase] = seconds.get(phase, 0.0) + one.value
+        spent = [
+            [measurement for measurement in of.measurements if measurement.metric == PHASE_S]
+            for of in end.observed
+        ]
+        for measurement in max(
+            spent, key=lambda of_rank: sum(measurement.value for measurement in of_rank), default=[]
+        ):
+            phase = (measurement.phase or "").partition("/")[0]
+            seconds[phase] = seconds.get(phase, 0.0) + measurement.value
     return seconds
 
 

@@ -101,9 +101,9 @@ def _cells(
     def covering(lists: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
         from dcpbench.compose import pairwise
 
-        found = pairwise.covering(composer, probe(), engine.hosts_of, lists)
-        say(console, pairwise.sentence(lists, found))
-        return found.rows
+        pair_cover = pairwise.covering(composer, probe(), engine.hosts_of, lists)
+        say(console, pairwise.sentence(lists, pair_cover))
+        return pair_cover.rows
 
     if request.is_resumed:
         words = request.recorded

@@ -204,8 +204,8 @@ class Twin:
             for name, tolerance in step_tolerances(state, others).items()
             if _is_of(name, inexact.measured)
         }
-        worst = max((other.worst for other in jittered), default=1.0)
-        of_buffers = step_tolerances(state, [other.buffers for other in jittered], worst)
+        worst = max((taken_again.worst for taken_again in jittered), default=1.0)
+        of_buffers = step_tolerances(state, [taken_again.buffers for taken_again in jittered], worst)
         return of_buffers | rounded | measured
 
     def _state_after(self, uses: Sequence[Use], number: int) -> Leaves:
@@ -239,10 +239,13 @@ class Twin:
                 sums[name] = sums.get(name, 1) + 1
 
         def use(by: str, parameters: list[nn.Parameter]) -> None:
-            number, mine = len(taken), {names[value]: value for value in parameters if value in names}
+            number, parameters_by_name = (
+                len(taken),
+                {names[value]: value for value in parameters if value in names},
+            )
             gradients = {
                 name: real_elements(dense(value.grad))
-                for name, value in mine.items()
+                for name, value in parameters_by_name.items()
                 if value.grad is not None
             }
             magnitudes_of = {
@@ -251,18 +254,18 @@ class Twin:
                 for name, value in gradients.items()
             }
             taken.append(Use(by, gradients, sizes=magnitudes_of))
-            for name in mine if by != CLIPPING else ():  # the ranks' gradient moves it
+            for name in parameters_by_name if by != CLIPPING else ():  # the ranks' gradient moves it
                 before.pop(name, None)
             if number < len(uses) and uses[number].by == by:
-                for name, value in mine.items():
+                for name, value in parameters_by_name.items():
                     _replace_gradient(value, name, uses[number])
                     sums.pop(name, None)
 
         run.model.zero_grad()
         with ExitStack() as hooks:
-            for value in names:
-                if value.requires_grad:
-                    hooks.callback(value.register_hook(partial(add, value)).remove)
+            for trained in names:
+                if trained.requires_grad:
+                    hooks.callback(trained.register_hook(partial(add, trained)).remove)
             for module in run.model.modules():
                 hooks.callback(module.register_forward_hook(self._note_dtype).remove)
             for module in called_modules(run.model) if self._group else ():
@@ -294,9 +297,9 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _replace_gradient(parameter: nn.Parameter, name: str, use: Use) -> None:
     """Give a parameter of the twin the ranks' gradient at a use."""
-    mine, full = use.gradients.get(name), use.full.get(name)
-    if mine is not None and mine.is_sparse:
-        parameter.grad = mine.clone()
+    part, full = use.gradients.get(name), use.full.get(name)
+    if part is not None and part.is_sparse:
+        parameter.grad = part.clone()
     elif full is None:
         parameter.grad = None
     elif parameter.grad is None or parameter.grad.is_sparse:
@@ -307,46 +310,46 @@ def _replace_gradient(parameter: nn.Parameter, name: str, use: Use) -> None:
 
 
 @torch.no_grad()
-def copy_run(run: OwnRun, other: OwnRun, steps: bool) -> None:
+def copy_run(run: OwnRun, copied_to: OwnRun, steps: bool) -> None:
     """Bring a run into the state of another unwrapped one that was built in the same way. Functions and hooks
     stay: they refer to objects of the run that they were built for.
 
     Args:
         steps: whether the optimizers' state is copied, so that steps can be taken.
     """
-    parameters = [*zip(run.model.parameters(), other.model.parameters(), strict=True)]
-    owners: list[tuple[Any, Any]] = [*zip(run.model.modules(), other.model.modules(), strict=True)]
+    parameters = [*zip(run.model.parameters(), copied_to.model.parameters(), strict=True)]
+    owners: list[tuple[Any, Any]] = [*zip(run.model.modules(), copied_to.model.modules(), strict=True)]
     if steps:
-        owners += zip(each_of(run.optimizer), each_of(other.optimizer), strict=True)
-    memo = {id(mine): theirs for mine, theirs in (*parameters, *owners)}
-    for mine, theirs in owners:
-        copied = copy.deepcopy(_copied_attributes(vars(mine), vars(theirs)), memo)
-        for name in vars(theirs).keys() - vars(mine).keys():
+        owners += zip(each_of(run.optimizer), each_of(copied_to.optimizer), strict=True)
+    memo = {id(ours): theirs for ours, theirs in (*parameters, *owners)}
+    for ours, theirs in owners:
+        copied = copy.deepcopy(_copied_attributes(vars(ours), vars(theirs)), memo)
+        for name in vars(theirs).keys() - vars(ours).keys():
             del vars(theirs)[name]
         vars(theirs).update(copied)
     for value, theirs in parameters:
         theirs.copy_(value)
         theirs.requires_grad_(value.requires_grad)
-    other.random.copy_from(run.random)
-    other.saved.copy_from(run.saved)
+    copied_to.random.copy_from(run.random)
+    copied_to.saved.copy_from(run.saved)
 
 
-def _copied_attributes(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def _copied_attributes(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of a module or an optimizer that are copied: hooks only if a pass has added some,
     and no outputs that it has left."""
 
     def is_result(values: dict[str, Any], name: str) -> bool:
         return isinstance(values.get(name), torch.Tensor) and not values[name].is_leaf
 
-    hooks = {name for name in mine if "_hooks" in name}
-    if any(len(mine[name]) != len(theirs.get(name, ())) for name in hooks):
+    hooks = {name for name in ours if "_hooks" in name}
+    if any(len(ours[name]) != len(theirs.get(name, ())) for name in hooks):
         hooks = set()
     return {
         name: value
-        for name, value in mine.items()
+        for name, value in ours.items()
         if name not in hooks
         and not isinstance(value, FunctionType | MethodType)
-        and (not is_result(mine, name) or is_result(theirs, name))
+        and (not is_result(ours, name) or is_result(theirs, name))
     }
 
 

@@ -57,7 +57,7 @@ def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
         details[OUTSIDE] = "a host was lost"
     return Verdict(
         stop.status,
-        cause_sentence(stop.cause, [one.sentence for one in failed], stop.place),
+        cause_sentence(stop.cause, [check.sentence for check in failed], stop.place),
         failed=failed,
         error=stop.cause if isinstance(stop.cause, RaisedError) else None,
         raised=stop.raised,
@@ -73,15 +73,15 @@ def _as_consequence(verdict: Verdict) -> Verdict:
     causes: tuple[str, ...] = _RESTORED if verdict.error.phase == "train" else ()
     if (verdict.error.phase, verdict.error.type) == ("load", FileNotFoundError.__name__):
         causes = ("files_unchanged",)
-    wrong = [one for one in verdict.failed if one.check in causes]
+    wrong = [check for check in verdict.failed if check.check in causes]
     if not wrong:
         return verdict
     raised = replace(verdict.error, message=f"{verdict.error.message}, as a consequence")
     return replace(
         verdict,
         status="fail",
-        reason="; ".join([*(one.sentence for one in verdict.failed), cause_sentence(raised)]),
-        checks=dict.fromkeys(CHECKS) | {one.check: False for one in verdict.failed},
+        reason="; ".join([*(check.sentence for check in verdict.failed), cause_sentence(raised)]),
+        checks=dict.fromkeys(CHECKS) | {check.check: False for check in verdict.failed},
         resume=False,
         first_mismatch=first_mismatch_of(wrong[0]),
     )

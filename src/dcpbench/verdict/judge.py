@@ -42,8 +42,8 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         for check in CHECKS
         if any(check in report.checks for report in ranks)
     }
-    failed = [one.failed for one in results.values() if one.failed]
-    gaps = [gap_sentence(check, one.gaps) for check, one in results.items() if one.gaps]
+    failed = [result.failed for result in results.values() if result.failed]
+    gaps = [gap_sentence(check, result.gaps) for check, result in results.items() if result.gaps]
     not_compiled = [f"rank {report.rank}: {report.not_compiled}" for report in ranks if report.not_compiled]
     if not_compiled:
         gaps.append(f"compile: {not_compiled[0]}")
@@ -51,7 +51,7 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
     if not results:
         gaps.append("no check applied")
     of_resume, of_training = (
-        [one.sentence for one in failed if CHECKS[one.check].training is training]
+        [check.sentence for check in failed if CHECKS[check.check].training is training]
         for training in (False, True)
     )
     resumes = _passed(results, training=False)
@@ -59,16 +59,16 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
     return Verdict(
         status="fail" if failed else "vacuous" if gaps else "pass",
         reason=failed_sentence(of_resume, of_training, resumes and has_resumed) or "; ".join(gaps) or None,
-        checks=dict.fromkeys(CHECKS) | {check: one.failed is None for check, one in results.items()},
+        checks=dict.fromkeys(CHECKS) | {check: result.failed is None for check, result in results.items()},
         failed=tuple(failed),
         gaps=tuple(gaps),
         powered=not gaps,
         resume=resumes,
         training=_passed(results, training=True),
-        max_abs_diff=max((one.max_abs_diff for one in results.values()), default=None),
+        max_abs_diff=max((result.max_abs_diff for result in results.values()), default=None),
         first_mismatch=first_mismatch_of(failed[0]) if failed else None,
         details={
-            "checks": {check: one.details for check, one in results.items()},
+            "checks": {check: result.details for check, result in results.items()},
             "ranks": [report.plain() for report in ranks],
         },
     )
@@ -91,8 +91,8 @@ class _Result(NamedTuple):
 def _passed(results: Mapping[str, _Result], training: bool) -> bool | None:
     """Return whether the checks of training, or all others, passed and could have failed; None if there are
     none."""
-    some = [one for check, one in results.items() if CHECKS[check].training is training]
-    return all(one.failed is None and not one.gaps for one in some) if some else None
+    some = [result for check, result in results.items() if CHECKS[check].training is training]
+    return all(result.failed is None and not result.gaps for result in some) if some else None
 
 
 def _result(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[RankReport]) -> _Result:
@@ -101,7 +101,7 @@ def _result(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[
     gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
     missed = {(gap.name, gap.where) for gap in gaps if gap.kind is GapKind.not_reported}
     controls: dict[str, bool] = {}
-    for where, of in (each for _, view in views for each in view.control.items()):
+    for where, of in (control for _, view in views for control in view.control.items()):
         place = str(where)
         controls |= {f"{name} {place}".strip(): (name, where) not in missed for name in of}
     details = {
@@ -126,8 +126,11 @@ def failed_check(check: str, reports: Sequence[RankReport]) -> FailedCheck | Non
     mismatches = tuple(mismatch for _, view in views for mismatch in view.distinct.values())
     firsts = [(rank, view.first) for rank, view in views if view.first]
     # In the order in which places were compared: a second save carries a defect to other ranks.
-    places = [*(place for _, view in views for place in view.compared), *(one.where for _, one in firsts)]
-    first = min(firsts, key=lambda one: places.index(one[1].where), default=None)
+    places = [
+        *(place for _, view in views for place in view.compared),
+        *(view_first.where for _, view_first in firsts),
+    ]
+    first = min(firsts, key=lambda rank_and_first: places.index(rank_and_first[1].where), default=None)
     if first is None:
         return None
     place_of = {report.rank: place_sentence(report.local_rank, report.host) for report in reports}
@@ -176,14 +179,14 @@ def _listed(views: Sequence[tuple[int, CheckReport]], failed: FailedCheck) -> li
         for mismatch in view.distinct.values():
             same.setdefault(_place_of(mismatch), []).append((mismatch, rank))
     quoted, *others = [
-        (*max(found, key=lambda one: badness(one[0])), sorted({rank for _, rank in found}))
-        for found in same.values()
+        (*max(places, key=lambda place: badness(place[0])), sorted({rank for _, rank in places}))
+        for places in same.values()
     ]
-    worst = sorted(others, key=lambda one: badness(one[0]), reverse=True)[: _KEPT - 1]
-    chosen = [(failed.first, failed.rank, quoted[2]), *(one for one in others if one in worst)]
+    worst = sorted(others, key=lambda row: badness(row[0]), reverse=True)[: _KEPT - 1]
+    chosen = [(failed.first, failed.rank, quoted[2]), *(row for row in others if row in worst)]
     return [
         {**mismatch.plain(), "rank": rank, "ranks": ranks}
-        for mismatch, rank, ranks in sorted(chosen, key=lambda one: _steps(one[0]))
+        for mismatch, rank, ranks in sorted(chosen, key=lambda row: _steps(row[0]))
     ]
 
 

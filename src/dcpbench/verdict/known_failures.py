@@ -56,7 +56,7 @@ class KnownError:
             same = same and re.fullmatch(self.code, error.code or "") is not None
         must_be_in_torch = self.in_torch or (self.code is None and error.code is not None)
         same = same and (error.in_torch or not must_be_in_torch)
-        same = same and all(any(re.fullmatch(one, name) for name in error.of) for one in self.of)
+        same = same and all(any(re.fullmatch(pattern, name) for name in error.of) for pattern in self.of)
         same = same and not (self.each and {*re.findall(self.each, error.message)} - {*error.of})
         return same and re.fullmatch(self.message, error.message) is not None
 
@@ -130,8 +130,8 @@ class KnownFailure:
     @property
     def recomputations(self) -> set[str]:
         """Names of the defects that must produce the state or raise the exception that it lists."""
-        every = [*(one for listed in self.checks.values() for one in listed), self.error]
-        return {one.by for one in every if one and one.by}
+        every = [*(error for listed in self.checks.values() for error in listed), self.error]
+        return {known.by for known in every if known and known.by}
 
     def covers(self, cell: Mapping[str, Any]) -> bool:
         """Return whether this failure is known for the cell and the torch of a row with these columns."""
@@ -172,18 +172,23 @@ def explaining(
         failed: the mismatches of all ranks, by check.
         raised: the errors of all ranks, each of which must be listed.
     """
-    mismatches = [(check, mismatch) for check, found in failed.items() for mismatch in found]
+    mismatches = [(check, mismatch) for check, of_check in failed.items() for mismatch in of_check]
 
-    def raises(one: KnownFailure, error: RaisedError) -> bool:
-        return one.error is not None and one.error.matches(error)
+    def raises(failure: KnownFailure, error: RaisedError) -> bool:
+        return failure.error is not None and failure.error.matches(error)
 
-    by_error = [next((one for one in known if raises(one, error)), None) for error in raised]
-    candidates = [one for one in known if not one.error or any(raises(one, error) for error in raised)]
-    by_mismatch = [next((one for one in candidates if one.explains(*each)), None) for each in mismatches]
+    by_error = [next((failure for failure in known if raises(failure, error)), None) for error in raised]
+    candidates = [
+        failure for failure in known if not failure.error or any(raises(failure, error) for error in raised)
+    ]
+    by_mismatch = [
+        next((failure for failure in candidates if failure.explains(*mismatch)), None)
+        for mismatch in mismatches
+    ]
     return Explanation(
-        [one for one in known if any(one is used for used in (*by_mismatch, *by_error))],
-        [each for each, one in zip(mismatches, by_mismatch, strict=True) if one is None],
-        [error for error, one in zip(raised, by_error, strict=True) if one is None],
+        [failure for failure in known if any(failure is used for used in (*by_mismatch, *by_error))],
+        [mismatch for mismatch, failure in zip(mismatches, by_mismatch, strict=True) if failure is None],
+        [error for error, failure in zip(raised, by_error, strict=True) if failure is None],
     )
 
 
@@ -199,7 +204,9 @@ def with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verd
         return replace(verdict, status="xpass", reason=reason)
     if verdict.status not in ("fail", "error"):
         return verdict
-    explanation = explaining(known, {one.check: one.mismatches for one in verdict.failed}, verdict.raised)
+    explanation = explaining(
+        known, {check.check: check.mismatches for check in verdict.failed}, verdict.raised
+    )
     if not explanation.by:
         return verdict
     if not explanation.is_complete:
@@ -207,13 +214,15 @@ def with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verd
         unlisted += [cause_sentence(error) for error in explanation.raised]
         checks = [*dict.fromkeys(check for check, _ in explanation.mismatches)]
         trains = not explanation.raised and all(CHECKS[check].training for check in checks)
-        reason = unlisted_sentence([one.id for one in explanation.by], unlisted, str(verdict.reason), trains)
+        reason = unlisted_sentence(
+            [failure.id for failure in explanation.by], unlisted, str(verdict.reason), trains
+        )
         return replace(verdict, reason=reason, details={**verdict.details, UNEXPLAINED: checks})
-    listed = [(one.id, one.reason, one.link) for one in explanation.by]
+    listed = [(failure.id, failure.reason, failure.link) for failure in explanation.by]
     reason = known_sentence(listed, str(verdict.reason))
-    if {one.status for one in explanation.by} == {"skip"}:
+    if {failure.status for failure in explanation.by} == {"skip"}:
         return replace(verdict, status="skip", reason=reason)
     if verdict.gaps:
         return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.gaps)} ({reason})")
-    details = {**verdict.details, KNOWN: [[*one] for one in dict.fromkeys(listed)]}
+    details = {**verdict.details, KNOWN: [[*failure] for failure in dict.fromkeys(listed)]}
     return replace(verdict, status="xfail", reason=reason, details=details)

@@ -54,7 +54,7 @@ def gap_sentence(check: str, gaps: Sequence[Gap]) -> str:
 
 def known_sentence(known: Sequence[tuple[str, str, str | None]], observed: str) -> str:
     """Return known failures, each given as id, reason and link, and the reason that was observed."""
-    ids = ", ".join(dict.fromkeys(one for one, _, _ in known))
+    ids = ", ".join(dict.fromkeys(failure_id for failure_id, _, _ in known))
     reasons = dict.fromkeys(f"{reason} ({link})" if link else reason for _, reason, link in known)
     return f"known failure {ids}: {'; '.join(reasons)}{OBSERVED}{observed}"
 
@@ -114,9 +114,9 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
     text = f"{error.type}: {error.message}".rstrip(": ")
     if error.wrapped:
         text = f"{error.wrapped}: on rank {error.origin}: {text}"
-    if found := "; ".join(before):
-        text = f"{text} (before that {found})"
-    notes = "".join(f" ({one})" for one in (error.line, error.note) if one)
+    if earlier := "; ".join(before):
+        text = f"{text} (before that {earlier})"
+    notes = "".join(f" ({note})" for note in (error.line, error.note) if note)
     return f"{' '.join(map(str, filter(None, (error.phase, error.when))))}: {text}{notes}"
 
 
@@ -145,7 +145,7 @@ def _fewest_first(values: Mapping[int, str]) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
     for rank, value in values.items():
         ranks.setdefault(value, []).append(rank)
-    return dict(sorted(ranks.items(), key=lambda one: len(one[1])))
+    return dict(sorted(ranks.items(), key=lambda value_and_ranks: len(value_and_ranks[1])))
 
 
 def _group(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:

@@ -63,9 +63,9 @@ def mapped(
             return _pytree.tree_map(changed, node, is_leaf=lambda inner: inner is not node)
         if isinstance(node, dict | UserDict):
             copied = copy.copy(node)
-            for name, value in node.items():
-                copied[name] = changed(value)
-                if getattr(copied, "__dict__", {}).get(name) is value:  # it is an attribute too
+            for name, node_inside in node.items():
+                copied[name] = changed(node_inside)
+                if getattr(copied, "__dict__", {}).get(name) is node_inside:  # it is an attribute too
                     object.__setattr__(copied, name, copied[name])
             return copied
         if is_dataclass(node) and not isinstance(node, type):
@@ -91,16 +91,16 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def leaves(batch: Batch) -> list[Any]:
     """Return everything that is no container, in order; of unknown objects the tensors and arrays in them."""
-    found, visited = list[Any](), dict[int, Any]()
+    content_leaves, visited = list[Any](), dict[int, Any]()
 
     def visit(node: Any) -> None:
         if id(node) not in visited and not isinstance(node, ModuleType):
             visited[id(node)] = node  # objects can contain each other
             content = [*node] if isinstance(node, PackedSequence) else object.__getstate__(node)
-            mapped(found.append, content, visit)
+            mapped(content_leaves.append, content, visit)
 
-    mapped(found.append, batch, visit, lambda node: isinstance(node, (*_PLAIN, *_ARRAYS)))
-    return found
+    mapped(content_leaves.append, batch, visit, lambda node: isinstance(node, (*_PLAIN, *_ARRAYS)))
+    return content_leaves
 
 
 def samples_of(batch: Batch) -> int | None:
@@ -108,7 +108,7 @@ def samples_of(batch: Batch) -> int | None:
     if any(isinstance(leaf, torch.Tensor) and is_composite(leaf) for leaf in leaves(batch)):
         return None
     if _is_of_containers(batch):
-        return len(batch) if any(_rows(item) != _rows(batch[0]) for item in batch) else None
+        return len(batch) if any(_rows(container) != _rows(batch[0]) for container in batch) else None
     nodes: list[Any] = []
     mapped(nodes.append, batch, lambda node: None, partial(_is_divisible, batch))
     rows = _rows(tuple(node for node in nodes if isinstance(node, _ARRAYS)))
@@ -139,7 +139,7 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
         return batch
     samples = samples_of(batch)
     arrays = [leaf for leaf in leaves(batch) if isinstance(leaf, _ARRAYS)]
-    texts = ["nested" if getattr(one, "is_nested", False) else str(tuple(one.shape)) for one in arrays]
+    texts = ["nested" if getattr(array, "is_nested", False) else str(tuple(array.shape)) for array in arrays]
     shapes = textwrap.shorten(", ".join(dict.fromkeys(texts)), 150, placeholder=" …")
     if samples is None:
         raise ValueError(f"shapes {shapes} do not show what a sample is: pass share(batch, number, of)")
@@ -174,16 +174,16 @@ def _refuse(node: Any) -> NoReturn:
 def _is_of_containers(batch: Batch) -> bool:
     """Return whether a batch is a list of containers that have a key in common: samples, or parts of all."""
     known = (*_PLAIN, *_ARRAYS)
-    if not isinstance(batch, list) or any(isinstance(item, known) for item in batch):
+    if not isinstance(batch, list) or any(isinstance(container, known) for container in batch):
         return False
-    keys = [{*item} if isinstance(item, dict | UserDict) else {0} for item in batch]
+    keys = [{*container} if isinstance(container, dict | UserDict) else {0} for container in batch]
     return bool(keys and set.intersection(*keys))
 
 
 def _is_divisible(batch: Batch, node: Any) -> bool:
     """Return whether a node of a batch is a tensor, an array or a list, and no structure at the top."""
     if node is batch and isinstance(node, list):
-        return _is_of_containers(batch) or all(isinstance(item, _PLAIN) for item in batch)
+        return _is_of_containers(batch) or all(isinstance(element, _PLAIN) for element in batch)
     is_list = node is not batch and (isinstance(node, list) or type(node) is tuple)
     return is_list or isinstance(node, _ARRAYS)
 

@@ -150,19 +150,21 @@ class RandomState:
         states = self._every().items()
         return {self.key: {name: state for name, state in states if names is None or name in names}}
 
-    def copy_from(self, other: "RandomState") -> None:
+    def copy_from(self, source: "RandomState") -> None:
         """Bring all into the state of the same generators of another run."""
-        self.states, theirs = dict(other.states), other.of_model()
+        self.states, theirs = dict(source.states), source.of_model()
         for name, generator in self.of_model().items():
             if name in theirs:
                 set_generator(generator, state_of_generator(theirs[name]))
 
     def _every(self) -> dict[str, Any]:
-        of_model = {f"model.{name}": state_of_generator(one) for name, one in self.of_model().items()}
+        of_model = {
+            f"model.{name}": state_of_generator(generator) for name, generator in self.of_model().items()
+        }
         return {**of_model, **self.states}
 
     def state_dict(self) -> dict[str, Any]:
-        return {self.key: {name: one for name, one in self.states.items() if name not in self.not_saved}}
+        return {self.key: {name: state for name, state in self.states.items() if name not in self.not_saved}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.states = {**self.states, **state_dict[self.key]}
@@ -183,19 +185,19 @@ def generators_of(model: nn.Module) -> dict[str, Any]:
     """Return the generators that are attributes of modules, or in their lists and dictionaries, by FQN and
     attribute."""
     return {
-        f"{plain_fqn(model, prefix)}.{name}".lstrip("."): value
+        f"{plain_fqn(model, prefix)}.{name}".lstrip("."): generator
         for prefix, module in model.named_modules()
-        for name, value in _attributes(module)
-        if isinstance(value, KINDS)
+        for name, generator in _attributes(module)
+        if isinstance(generator, KINDS)
     }
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(module).items():
-        yield name, value
-        if isinstance(value, dict | list | tuple):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"{name}.{key}", item) for key, item in items)
+    for name, attribute in vars(module).items():
+        yield name, attribute
+        if isinstance(attribute, dict | list | tuple):
+            items = attribute.items() if isinstance(attribute, dict) else enumerate(attribute)
+            yield from ((f"{name}.{key}", element) for key, element in items)
 
 
 def state_of_generator(generator: Any) -> tuple[Any]:

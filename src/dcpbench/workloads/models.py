@@ -37,15 +37,15 @@ class Mlp(nn.Module):
         """Whether a forward pass is part of a training step."""
         return self.training and torch.is_grad_enabled()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
         for number, layer in enumerate(self.layers, start=1):
-            x = F.gelu(layer(self.before(number, x)))
-        return x
+            inputs = F.gelu(layer(self.before(number, inputs)))
+        return inputs
 
-    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
+    def before(self, number: int, inputs: torch.Tensor) -> torch.Tensor:
         """Return the input of a layer, counted from 1, from the output of the one before."""
-        return x
+        return inputs
 
 
 class Dropout(Mlp):
@@ -60,8 +60,8 @@ class Dropout(Mlp):
         super().__init__(sizes)
         self.probability = probability
 
-    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x, self.probability, self.training) if number % 2 else x
+    def before(self, number: int, inputs: torch.Tensor) -> torch.Tensor:
+        return F.dropout(inputs, self.probability, self.training) if number % 2 else inputs
 
 
 class Buffered(Mlp):
@@ -76,11 +76,11 @@ class Buffered(Mlp):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("gain", torch.ones(sizes[-1]))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.in_training_step:
             self.seen += 1
             self.gain *= 1.01
-        return super().forward(x) * self.gain
+        return super().forward(inputs) * self.gain
 
 
 class Scaled(Mlp):
@@ -92,10 +92,10 @@ class Scaled(Mlp):
         super().__init__(sizes)
         self.register_buffer("scale", torch.tensor(1.5))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.in_training_step:
             self.scale *= 1.01
-        return super().forward(x) * self.scale
+        return super().forward(inputs) * self.scale
 
 
 class Nested(nn.Module):
@@ -111,10 +111,10 @@ class Nested(nn.Module):
         self.sequential = nn.Sequential(nn.Linear(size, size))
         self.module_list = nn.ModuleList([nn.Linear(size, size)])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         for layer in (self.layer1, self.layer2, self.layer3, self.sequential, *self.module_list):
-            x = F.gelu(layer(x))
-        return x
+            inputs = F.gelu(layer(inputs))
+        return inputs
 
 
 class Tied(nn.Module):
@@ -133,8 +133,8 @@ class Tied(nn.Module):
         self.head = nn.Linear(width, size)
         self.head.weight = self.embed.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = F.gelu(self.inner(x @ self.embed.weight))
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.inner(inputs @ self.embed.weight))
         output: torch.Tensor = self.head(hidden)
         return output
 
@@ -146,8 +146,8 @@ class Bf16(Mlp):
         super().__init__(sizes)
         self.bfloat16()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.bfloat16())
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.bfloat16())
 
 
 class Dtypes(Mlp):
@@ -170,14 +170,14 @@ class Dtypes(Mlp):
         self.register_buffer("cache", torch.ones(3), persistent=False)
         self.gain = nn.Parameter(torch.ones(1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.in_training_step:
             self.scalar += 1 / 3
             for name in self._moving:  # roll the elements: not every dtype has arithmetic
-                value = self.get_buffer(name)
-                elements = value.view(torch.uint8).view(value.numel(), -1)
+                buffer = self.get_buffer(name)
+                elements = buffer.view(torch.uint8).view(buffer.numel(), -1)
                 elements.copy_(elements.roll(1, 0))
-        return super().forward(x) * self.gain
+        return super().forward(inputs) * self.gain
 
 
 class BatchNorm(Mlp):
@@ -188,8 +188,8 @@ class BatchNorm(Mlp):
         super().__init__(sizes)
         self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:-1])
 
-    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        normalised: torch.Tensor = self.norms[number - 1](x)
+    def before(self, number: int, inputs: torch.Tensor) -> torch.Tensor:
+        normalised: torch.Tensor = self.norms[number - 1](inputs)
         return normalised
 
 
@@ -205,8 +205,10 @@ class LayerNorm(Mlp):
             for parameter in norm.parameters():
                 nn.init.uniform_(parameter, 0.5, 1.5)
 
-    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        normalised: torch.Tensor = self.get_submodule(f"norm{number}")(x) if number % 2 and number > 1 else x
+    def before(self, number: int, inputs: torch.Tensor) -> torch.Tensor:
+        normalised: torch.Tensor = (
+            self.get_submodule(f"norm{number}")(inputs) if number % 2 and number > 1 else inputs
+        )
         return normalised
 
 
@@ -225,11 +227,11 @@ class ExtraState(Mlp):
         """Take the extra state from `load_state_dict`."""
         self._seen, self._powers = state["seen"], state["powers"]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.in_training_step:
             self._seen += 1
             self._powers = float(self._seen) ** torch.arange(3)
-        return super().forward(x)
+        return super().forward(inputs)
 
 
 class Frozen(Mlp):
@@ -263,11 +265,13 @@ class Experts(nn.Module):
         self.w1 = nn.Parameter(torch.rand(experts, width, size) / size)
         self.w2 = nn.Parameter(torch.rand(experts, size, width) / width)
 
-    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, size) to the sum of the experts' outputs, weighted by a tensor of
         shape (batch, experts on this rank)."""
-        w1, w2 = (one.to_local() if isinstance(one, DTensor) else one for one in (self.w1, self.w2))
-        hidden = F.gelu(torch.einsum("ns,ews->enw", x, w1))
+        w1, w2 = (
+            weight.to_local() if isinstance(weight, DTensor) else weight for weight in (self.w1, self.w2)
+        )
+        hidden = F.gelu(torch.einsum("ns,ews->enw", inputs, w1))
         return torch.einsum("enw,esw,ne->ns", hidden, w2, weights)
 
 
@@ -282,10 +286,10 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(experts, size, width)
         self.last = nn.Linear(size, size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.gelu(self.first(x))
-        x = x + self.experts(x, self.router(x).softmax(-1))
-        return F.gelu(self.last(x))
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = F.gelu(self.first(inputs))
+        inputs = inputs + self.experts(inputs, self.router(inputs).softmax(-1))
+        return F.gelu(self.last(inputs))
 
 
 class FineTuned(nn.Module):
@@ -305,10 +309,10 @@ class FineTuned(nn.Module):
         for number in range(1, layers + 1):
             self.add_module(f"layer{number}", nn.Linear(size, size))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         for layer in self.children():
-            x = F.gelu(layer(x))
-        return x
+            inputs = F.gelu(layer(inputs))
+        return inputs
 
 
 def one_group(model: nn.Module) -> list[dict[str, Any]]:
@@ -320,8 +324,8 @@ def biases_apart(model: nn.Module) -> list[dict[str, Any]]:
     """Put weights in one group and biases in another, at half of torch's default learning rate and without
     weight decay. Names tell them apart: FSDP1's parts of a weight have one dimension."""
     named = list(model.named_parameters())
-    weights = [value for name, value in named if not name.endswith("bias")]
-    biases = [value for name, value in named if name.endswith("bias")]
+    weights = [parameter for name, parameter in named if not name.endswith("bias")]
+    biases = [parameter for name, parameter in named if name.endswith("bias")]
     return [{"params": weights}, {"params": biases, "lr": 0.0005, "weight_decay": 0.0}]
 
 

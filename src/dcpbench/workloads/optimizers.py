@@ -12,33 +12,33 @@ class Optimizers(torch.optim.Optimizer):
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.optimizers = several = list(optimizers)
-        defaults = {str(number): one.defaults for number, one in enumerate(several)}
+        defaults = {str(number): optimizer.defaults for number, optimizer in enumerate(several)}
         self.__setstate__({"defaults": defaults})
 
     # Properties: loading replaces the state and the groups of each optimizer.
     @property
     def state(self) -> Any:  # type: ignore[override]
         """The state of all of them."""
-        return {key: held for one in self.optimizers for key, held in one.state.items()}
+        return {key: held for optimizer in self.optimizers for key, held in optimizer.state.items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups of all of them."""
-        return [group for one in self.optimizers for group in one.param_groups]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step each."""
-        for one in self.optimizers:
-            one.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give each optimizer its part of what `state_dict` returned."""
         groups = iter(state_dict["param_groups"])
-        for one in self.optimizers:
-            own = [next(groups) for _ in one.param_groups]
-            numbers = {number for group in own for number in group["params"]}
+        for optimizer in self.optimizers:
+            its_groups = [next(groups) for _ in optimizer.param_groups]
+            numbers = {number for group in its_groups for number in group["params"]}
             state = {number: held for number, held in state_dict["state"].items() if number in numbers}
-            one.load_state_dict({"state": state, "param_groups": own})
+            optimizer.load_state_dict({"state": state, "param_groups": its_groups})
 
 
 SEVERAL = (Mapping, list, tuple)
@@ -53,10 +53,10 @@ def listed(returned: Any, what: str) -> list[Any]:
     """
     several = returned.values() if isinstance(returned, Mapping) else returned
     several = [*several] if isinstance(returned, SEVERAL) else [returned]
-    for one in several:
-        if not hasattr(one, "step"):
+    for optimizer in several:
+        if not hasattr(optimizer, "step"):
             fix = f"return {what}s of torch: one, or a list or dictionary of them"
-            raise TypeError(f"{what} of the Workload returned a {type(one).__name__}; {fix}")
+            raise TypeError(f"{what} of the Workload returned a {type(optimizer).__name__}; {fix}")
     return several
 
 

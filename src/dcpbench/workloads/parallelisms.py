@@ -67,7 +67,9 @@ class PlannedParallel(ParallelConfig):
 
 def planned(parallel: ParallelConfig, layers: Sequence[str], tp_plan: Mapping[str, str]) -> PlannedParallel:
     """Return a configuration with the layers of a workload, and with its TP plan if it has none."""
-    values = {one.name: getattr(parallel, one.name) for one in fields(ParallelConfig)}
+    values = {
+        config_field.name: getattr(parallel, config_field.name) for config_field in fields(ParallelConfig)
+    }
     return PlannedParallel(**{**values, "tp_plan": parallel.tp_plan or tp_plan}, layers=[*layers])
 
 
@@ -82,9 +84,11 @@ def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
     if not is_dictionary(model):
         return wrap(model, mesh, config.parallel)
     if divided := {"pp", "ep", "tp"}.intersection(config.parallel.mesh):
-        one = f"workload.target={config.workload.target}: model is an nn.ModuleDict"
-        raise Skip(f"{one}, of which {', '.join(sorted(divided))} cannot divide one module; use ddp or fsdp2")
-    model.update({name: wrap(one, mesh, config.parallel) for name, one in model.items()})
+        target = f"workload.target={config.workload.target}: model is an nn.ModuleDict"
+        raise Skip(
+            f"{target}, of which {', '.join(sorted(divided))} cannot divide one module; use ddp or fsdp2"
+        )
+    model.update({name: wrap(module, mesh, config.parallel) for name, module in model.items()})
     return model
 
 
@@ -227,13 +231,13 @@ def _shard_first(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
 def _to_all_experts(_: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor], mesh: DeviceMesh) -> Any:
     # One collective: two at a time sometimes end the process on gloo (findings/gloo-two-gathers.md).
     gathered = _gather(torch.cat(inputs, dim=1), 0, mesh)
-    samples, weights = gathered.split([one.shape[1] for one in inputs], dim=1)
+    samples, weights = gathered.split([tensor.shape[1] for tensor in inputs], dim=1)
     return samples, weights.tensor_split(mesh.size(), dim=1)[mesh.get_local_rank()]
 
 
 def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    own: torch.Tensor = _scatter(output, "sum", 0, mesh)
-    return own
+    samples: torch.Tensor = _scatter(output, "sum", 0, mesh)
+    return samples
 
 
 def flattens(model: nn.Module) -> bool:
@@ -243,18 +247,20 @@ def flattens(model: nn.Module) -> bool:
 
 def broadcasts_buffers(model: nn.Module) -> bool:
     """Return whether each forward pass begins with the first rank's buffers."""
-    return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())
+    return any(
+        isinstance(module, DistributedDataParallel) and module.broadcast_buffers for module in model.modules()
+    )
 
 
 def overwritten_buffers(model: nn.Module) -> set[str]:
     """Return the FQNs of this rank's buffers that DDP overwrites by the first rank's in each forward pass."""
-    wrapped = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    wrapped = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     overwritten = {
         id(buffer)
-        for each in wrapped
-        if each.broadcast_buffers and dist.get_rank(each.process_group)
-        for name, buffer in each.module.named_buffers()
-        if name not in each.parameters_to_ignore
+        for wrapper in wrapped
+        if wrapper.broadcast_buffers and dist.get_rank(wrapper.process_group)
+        for name, buffer in wrapper.module.named_buffers()
+        if name not in wrapper.parameters_to_ignore
     }
     return {name for name, buffer in persistent_buffers(model).items() if id(buffer) in overwritten}
 
@@ -278,8 +284,8 @@ def layers(model: nn.Module, patterns: Sequence[str] = ()) -> list[Layer]:
         ValueError: a pattern matches nothing or a list of modules, or a layer is inside another.
     """
     if patterns:
-        found = ((name.rpartition("."), model.get_submodule(name)) for name in _named(model, patterns))
-        return [(model.get_submodule(above), last, layer) for (above, _, last), layer in found]
+        named_layers = ((name.rpartition("."), model.get_submodule(name)) for name in _named(model, patterns))
+        return [(model.get_submodule(above), last, layer) for (above, _, last), layer in named_layers]
     inner: list[Layer] = []
     for name, child in model.named_children():
         inner += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
@@ -288,9 +294,13 @@ def layers(model: nn.Module, patterns: Sequence[str] = ()) -> list[Layer]:
 
 def _layers_of_their_own(model: nn.Module, patterns: Sequence[str] = ()) -> list[nn.Module]:
     """Return the layers with parameters that no other layer shares; `patterns` are those of `layers`."""
-    own = {layer: list(layer.parameters()) for _, _, layer in layers(model, patterns)}
-    held = Counter(id(value) for values in own.values() for value in values)
-    return [one for one, values in own.items() if values and all(held[id(value)] == 1 for value in values)]
+    of_layer = {layer: list(layer.parameters()) for _, _, layer in layers(model, patterns)}
+    held = Counter(id(parameter) for values in of_layer.values() for parameter in values)
+    return [
+        layer
+        for layer, values in of_layer.items()
+        if values and all(held[id(parameter)] == 1 for parameter in values)
+    ]
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -298,19 +308,21 @@ def _named(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     for name, _ in model.named_modules():
         # The outermost of a layer's wrappers comes first.
         names.setdefault(plain_fqn(model, f"{name}.").rstrip("."), name)
-    found: list[str] = []
+    matched: list[str] = []
     for pattern in patterns:
         matching = [name for name in names if name and _matches(name, pattern)]
         if not matching:
             raise ValueError(f"layers: the model has no module {pattern}")
-        found += (name for name in matching if name not in found)
-    for name in found:
+        matched += (name for name in matching if name not in matched)
+    for name in matched:
         module = model.get_submodule(names[name])
         if isinstance(module, _WITHOUT_FORWARD):
             raise ValueError(f"layers: {name} is a {type(module).__name__}; pass {name}.*")
-        if outer := next((one for one in found if name.startswith(f"{one}.")), None):
+        if outer := next(
+            (other_layer for other_layer in matched if name.startswith(f"{other_layer}.")), None
+        ):
             raise ValueError(f"layers: {name} is inside {outer}; pass only one of them")
-    return [names[name] for name in found]
+    return [names[name] for name in matched]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -340,18 +352,18 @@ def wrap_layers(
 def compiled(model: nn.Module) -> Any:
     """Compile a model, of a dictionary each module."""
     if is_dictionary(model):
-        model.update({name: compiled(one) for name, one in model.items()})
+        model.update({name: compiled(module) for name, module in model.items()})
         return model
     return torch.compile(model, dynamic=False)
 
 
 def fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
     """Return the options of `fully_shard`, with its policies; null is torch's default."""
-    options: dict[str, Any] = {name: value for name, value in config.options.items() if value is not None}
+    options: dict[str, Any] = {name: option for name, option in config.options.items() if option is not None}
     if "mp_policy" in options:
         policy = {
-            name: getattr(torch, value) if isinstance(value, str) else value
-            for name, value in options["mp_policy"].items()
+            name: getattr(torch, dtype) if isinstance(dtype, str) else dtype
+            for name, dtype in options["mp_policy"].items()
         }
         options["mp_policy"] = MixedPrecisionPolicy(**policy)
     if "offload_policy" in options:

@@ -24,9 +24,9 @@ def keep_stage(model: nn.Module, mesh: DeviceMesh) -> None:
     stage, stages = mesh.get_local_rank(), mesh.size()
     if len(names) < stages:
         raise ValueError(f"parallel.pp={stages}: the model has {len(names)} layers")
-    own = names[len(names) * stage // stages : len(names) * (stage + 1) // stages]
+    of_stage = names[len(names) * stage // stages : len(names) * (stage + 1) // stages]
     for name in names:
-        if name not in own:
+        if name not in of_stage:
             delattr(model, name)
 
 

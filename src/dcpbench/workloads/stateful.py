@@ -52,7 +52,7 @@ class ModelState:
         state = get_model_state_dict(self.model, options=self.options)
         if self._is_left_out is None:
             return state
-        return {name: value for name, value in state.items() if not self._is_left_out(name)}
+        return {name: tensor for name, tensor in state.items() if not self._is_left_out(name)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         set_model_state_dict(self.model, state_dict, options=self.options)
@@ -70,9 +70,9 @@ class SavedObjects:
         self, objects: Mapping[str, Any], is_not_saved: Callable[[str], bool] = lambda name: False
     ) -> None:
         self._every = [*objects.values()]
-        saved = {name: value for name, value in objects.items() if not is_not_saved(name)}
-        self.modules = {name: value for name, value in saved.items() if isinstance(value, nn.Module)}
-        self.others = {name: value for name, value in saved.items() if name not in self.modules}
+        saved = {name: holder for name, holder in objects.items() if not is_not_saved(name)}
+        self.modules = {name: holder for name, holder in saved.items() if isinstance(holder, nn.Module)}
+        self.others = {name: holder for name, holder in saved.items() if name not in self.modules}
         for name, module in self.modules.items():
             if not snapshot_model(module):
                 what = f"{name!r} is a {type(module).__name__} with an empty state dict"
@@ -97,10 +97,10 @@ class SavedObjects:
             for below, leaf in snapshot_model(module).items()
         }
 
-    def copy_from(self, other: "SavedObjects") -> None:
+    def copy_from(self, source: "SavedObjects") -> None:
         """Bring all into the state of the same objects of another run, also those that are not saved."""
-        for mine, theirs in zip(self._every, other._every, strict=True):
-            mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+        for saved_object, source_object in zip(self._every, source._every, strict=True):
+            saved_object.load_state_dict(copy.deepcopy(source_object.state_dict()))
 
 
 class OptimizerState:
@@ -152,7 +152,7 @@ class MovingObject(TensorObject):
             "bf16": draw(-(2**15), 2**15, (8,), dtype=torch.int16).view(torch.bfloat16),
             "fp8": draw(0, 2**8, (16,), dtype=torch.uint8).view(torch.float8_e4m3fn),
         }
-        self.tensors = {name: value.to(device) for name, value in tensors.items()}
+        self.tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **self.tensors}
@@ -163,11 +163,11 @@ class MovingObject(TensorObject):
 
     def advance(self) -> None:
         """Replace each element by the next value of its dtype, and roll signs and flags."""
-        for name, value in self.state_dict().items():
+        for name, tensor in self.state_dict().items():
             if name in ("zeros", "flags"):
-                value.copy_(value.roll(1))
+                tensor.copy_(tensor.roll(1))
             else:
-                bits(value).add_(1)
+                bits(tensor).add_(1)
 
 
 class Noise:

@@ -118,14 +118,14 @@ def workload_of(config: Config) -> Workload:
     if (made.loss is None) == (made.step is None):
         raise TypeError(f"{where}: loss, step: pass one of the two")
     for name in ("batch", "loss", "optimizer", "scheduler", "share", "step"):
-        if not (callable(value := getattr(made, name)) or (name in _OPTIONAL and value is None)):
-            raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")
+        if not (callable(is_given := getattr(made, name)) or (name in _OPTIONAL and is_given is None)):
+            raise TypeError(f"{where}: {name} is a {type(is_given).__name__}; pass a function (see Workload)")
     if not isinstance(made.accumulate, int) or made.accumulate < 1:
         raise ValueError(f"{where}: accumulate={made.accumulate!r}; pass a whole number, at least 1")
     if not isinstance(made.model, nn.Module):
         raise TypeError(f"{where}: model is a {type(made.model).__name__}; pass a torch.nn.Module")
-    for name, value in made.model.named_parameters():
-        if is_lazy(value):
+    for name, is_given in made.model.named_parameters():
+        if is_lazy(is_given):
             wrong = f"{name} has no shape before the first forward pass (a lazy module)"
             raise ValueError(f"{where}: model: {wrong}; call the model once in the function that builds it")
     norm = made.clip_grad_norm
@@ -140,7 +140,7 @@ def workload_of(config: Config) -> Workload:
         parallelisms.check_plan(made.model, made.tp_plan)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    if isinstance(made.not_saved, str) or not all(isinstance(one, str) for one in made.not_saved):
+    if isinstance(made.not_saved, str) or not all(isinstance(pattern, str) for pattern in made.not_saved):
         raise TypeError(f"{where}: not_saved={made.not_saved!r}; pass a list of names or patterns")
     if not (made.state is None or isinstance(made.state, Mapping) or callable(made.state)):
         kind = type(made.state).__name__
@@ -149,8 +149,8 @@ def workload_of(config: Config) -> Workload:
     if made.loss:
         return replace(made, loss=partial(_total, made.loss, f"{where}: loss"))
     assert made.step is not None
-    for name, value in ("accumulate", made.accumulate > 1), ("clip_grad_norm", norm is not None):
-        if value:
+    for name, is_given in ("accumulate", made.accumulate > 1), ("clip_grad_norm", norm is not None):
+        if is_given:
             raise ValueError(f"{where}: step: {name} does not apply; do it in step")
     return replace(made, step=partial(_total, made.step, f"{where}: step"))
 
@@ -169,16 +169,16 @@ def _objects(state: State | None, where: str, model: nn.Module) -> Mapping[str, 
     objects = state(model) if callable(state) else state or {}
     if not isinstance(objects, Mapping):
         raise TypeError(f"{where}: state returned a {type(objects).__name__}; return a dictionary")
-    for name, one in objects.items():
+    for name, holder in objects.items():
         if not isinstance(name, str) or not name or "." in name or name in TAKEN:
             taken = ", ".join(TAKEN)
             raise ValueError(
                 f"{where}: state: {name!r} is no free name; pass a text without dots, not {taken}"
             )
         for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(one, method, None)):
+            if not callable(getattr(holder, method, None)):
                 raise TypeError(
-                    f"{where}: state: {name!r} is a {type(one).__name__} without {method}; add it"
+                    f"{where}: state: {name!r} is a {type(holder).__name__} without {method}; add it"
                 )
     return objects
 
@@ -192,17 +192,15 @@ def _total(function: Callable[..., Any], where: str, *args: Any) -> torch.Tensor
     Raises:
         TypeError: it is, or contains, anything but scalars.
     """
-    value = function(*args)
-    parts = value if isinstance(value, Mapping) and value else {"": value}
-    for name, part in parts.items():
-        if not isinstance(part, torch.Tensor) or part.numel() != 1:
-            shape = f" of shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else ""
+    returned = function(*args)
+    parts = returned if isinstance(returned, Mapping) and returned else {"": returned}
+    for name, scalar in parts.items():
+        if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
+            shape = f" of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else ""
             named = f" with {name!r}" if name else ""
-            empty = "n empty" if isinstance(part, Mapping | list | tuple) and not part else ""
-            raise TypeError(
-                f"{where} returned{named} a{empty} {type(part).__name__}{shape}; return a scalar tensor, or "
-                f"a dictionary of them{_place(function)}"
-            )
+            empty = "n empty" if isinstance(scalar, Mapping | list | tuple) and not scalar else ""
+            wrong = f"{where} returned{named} a{empty} {type(scalar).__name__}{shape}"
+            raise TypeError(f"{wrong}; return a scalar tensor, or a dictionary of them{_place(function)}")
     total: torch.Tensor = functools.reduce(torch.add, parts.values())
     return total
 
@@ -236,11 +234,11 @@ def of_groups(config: Config) -> Workload:
         made: torch.optim.Optimizer = pkgutil.resolve_name(config.optimizer.target)(
             groups, **config.optimizer.hyperparameters()
         )
-        for one in each_of(made):
+        for inner_optimizer in each_of(made):
             # Free the gradients right after a step, as trainers do.
-            one.register_step_post_hook(lambda stepped, *_: stepped.zero_grad())
+            inner_optimizer.register_step_post_hook(lambda stepped, *_: stepped.zero_grad())
             if not (config.parallel.foreach and config.loading.foreach):
-                for options in (one.defaults, *one.param_groups):
+                for options in (inner_optimizer.defaults, *inner_optimizer.param_groups):
                     if options.get("foreach", True) is None and not options.get("fused"):
                         options["foreach"] = False
         return made

@@ -130,13 +130,13 @@ class World:
         totals = torch.tensor(numbers, dtype=torch.float64)
         if self.group is not None:
             dist.all_reduce(totals, group=self.training_group or self.group)
-        found: list[float] = totals.tolist()
-        return found
+        sums: list[float] = totals.tolist()
+        return sums
 
     def exchange_of(self, model: nn.Module) -> Exchange:
         """Choose how ranks exchange the tensors of a model: on the CPU, those of large ones on their
         devices."""
-        nbytes = sum(math.prod(value.shape) * value.itemsize for value in model.parameters())
+        nbytes = sum(math.prod(parameter.shape) * parameter.itemsize for parameter in model.parameters())
         if self.group is not None and self.device.type != "cpu" and nbytes > LARGE_BYTES:
             return Exchange(dist.group.WORLD, self.device)
         return Exchange(self.group)
@@ -155,7 +155,7 @@ class World:
     def means(self, values: Sequence[torch.Tensor], samples: Sequence[int]) -> list[float]:
         """Return the mean of each scalar over all ranks, weighted by each rank's number of samples;
         collective."""
-        numbers = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
+        numbers = torch.stack([scalar.detach().double().cpu().reshape(()) for scalar in values])
         weights = torch.tensor(samples, dtype=torch.float64)
         totals = self.summed(torch.cat([weights * numbers, weights]).tolist())
         return [total / weight for total, weight in zip(totals, totals[len(samples) :], strict=False)]

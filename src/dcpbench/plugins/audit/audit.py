@@ -101,59 +101,59 @@ def _summary(audits: Iterable[Audited]) -> str:
     return f"{counted_states}; not a checkpoint: {counted(others, 'path')}" if others else counted_states
 
 
-def _lines(one: Audited, all_keys: bool) -> Iterator[str | Text]:
+def _lines(audit: Audited, all_keys: bool) -> Iterator[str | Text]:
     """Yield the state of a checkpoint, what is in it, and what is wrong."""
-    style = style_of("pass" if one.state is FolderState.complete else "fail")
-    state = "" if one.state is FolderState.none else one.state
-    yield text_of(": ".join(filter(None, (str(one.folder), state, one.because))), style)
-    if one.entries:
-        tensors = [entry for entry in one.entries.values() if entry.shape is not None]
+    style = style_of("pass" if audit.state is FolderState.complete else "fail")
+    state = "" if audit.state is FolderState.none else audit.state
+    yield text_of(": ".join(filter(None, (str(audit.folder), state, audit.because))), style)
+    if audit.entries:
+        tensors = [entry for entry in audit.entries.values() if entry.shape is not None]
         elements = sum(math.prod(entry.shape or ()) for entry in tensors)
-        files, values = len(one.files) - len(one.beside), len(one.entries) - len(tensors)
+        files, values = len(audit.files) - len(audit.beside), len(audit.entries) - len(tensors)
         content = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
-        yield f"  {size_text(one.size)} in {counted(files, 'file')}; {content}"
-    for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
+        yield f"  {size_text(audit.size)} in {counted(files, 'file')}; {content}"
+    for finding in audit.findings[: None if all_keys else _MOST_SHOWN]:
         yield f"  {mismatch_sentence(finding)}"
-    if not all_keys and len(one.findings) > _MOST_SHOWN:
-        yield f"  and {len(one.findings) - _MOST_SHOWN} more: --all shows them"
-    if one.beside:
-        names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
-        unreferenced = counted(len(one.beside), "unreferenced file")
-        yield f"  {size_text(sum(one.beside.values()))} in {unreferenced}: {names}"
+    if not all_keys and len(audit.findings) > _MOST_SHOWN:
+        yield f"  and {len(audit.findings) - _MOST_SHOWN} more: --all shows them"
+    if audit.beside:
+        names = ", ".join([*audit.beside][:3]) + (", ..." if len(audit.beside) > 3 else "")
+        unreferenced = counted(len(audit.beside), "unreferenced file")
+        yield f"  {size_text(sum(audit.beside.values()))} in {unreferenced}: {names}"
 
 
-def _keys(one: Audited, all_keys: bool) -> "Table":
+def _keys(audit: Audited, all_keys: bool) -> "Table":
     import pandas as pd
 
     from dcpbench.report.document import Table
 
     rows = []
-    for key, entry in [*one.entries.items()][: None if all_keys else _MOST_SHOWN]:
+    for key, entry in [*audit.entries.items()][: None if all_keys else _MOST_SHOWN]:
         shape = "" if entry.shape is None else str([*entry.shape])
         dtype = (entry.dtype or "value").removeprefix("torch.")
         rows.append((f"  {key}", dtype, shape, str(len(entry.chunks))))
-    if not all_keys and len(one.entries) > _MOST_SHOWN:
-        rows.append((f"  and {len(one.entries) - _MOST_SHOWN} more: --all shows them", "", "", ""))
+    if not all_keys and len(audit.entries) > _MOST_SHOWN:
+        rows.append((f"  and {len(audit.entries) - _MOST_SHOWN} more: --all shows them", "", "", ""))
     table = pd.DataFrame(rows, columns=["  key", "dtype", "shape", "chunks"])
     return Table("", table, numbers=("chunks",), folded=())
 
 
-def _plain(one: Audited) -> dict[str, Any]:
+def _plain(audit: Audited) -> dict[str, Any]:
     """Return an audit as JSON values."""
     return {
-        "checkpoint": str(one.folder),
-        "state": one.state,
-        "because": one.why or None,
-        "bytes": one.size,
-        "files": one.files,
-        "beside": [*one.beside],
-        "findings": [{**finding.plain(), "text": mismatch_sentence(finding)} for finding in one.findings],
+        "checkpoint": str(audit.folder),
+        "state": audit.state,
+        "because": audit.why or None,
+        "bytes": audit.size,
+        "files": audit.files,
+        "beside": [*audit.beside],
+        "findings": [{**finding.plain(), "text": mismatch_sentence(finding)} for finding in audit.findings],
         "keys": {
             key: {
                 "dtype": entry.dtype,
                 "shape": entry.shape,
                 "chunks": [{"offsets": c.offsets, "sizes": c.sizes, "file": c.file} for c in entry.chunks],
             }
-            for key, entry in one.entries.items()
+            for key, entry in audit.entries.items()
         },
     }

@@ -70,12 +70,12 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     if folder == "same":
         cell.files.clear()  # the killed save may have changed them
     target = steps.build_target(cell, story)
-    found = _load_newest(cell, target, candidates)
-    if found is None:
+    newest = _load_newest(cell, target, candidates)
+    if newest is None:
         return
-    checks.load_and_verify(cell, target, found, 1)
-    last = candidates[-1].step if found is candidates[0] else None
-    checks.resume(cell, target, found, story, until=last)
+    checks.load_and_verify(cell, target, newest, 1)
+    last = candidates[-1].step if newest is candidates[0] else None
+    checks.resume(cell, target, newest, story, until=last)
     saved = steps.save(cell, target, Path(_place(cell, folder, target.train_state.step)).name)
     checks.load_and_verify(cell, target, steps.finish(cell, saved), 2)
 
@@ -135,7 +135,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
 
     # The control: the same files contradict every other point.
     others = [wrong(at)[:1] for at in At if at is not killing.at] if here else []
-    broken = [violation for found in others for violation in found] if all(others) else []
+    broken = [violation for violations in others for violation in violations] if all(others) else []
     where, names = Place("of the save of step {step}", killed.step), ["where it was killed"] if here else []
     cell.record("contract_held", Compared.of(wrong(killing.at) if here else [], broken, names), where)
 
@@ -157,32 +157,32 @@ def _load_newest(cell: Cell, target: Run, candidates: list[Checkpoint]) -> Check
     """Load the newest checkpoint that loads, as any restarted job does. Return it if it is one of the
     candidates, otherwise None."""
     folders = newest_first([cell.folder])
-    complete = [str(each.folder) for each in folders if each.state is FolderState.complete]
+    complete = [str(audited.folder) for audited in folders if audited.state is FolderState.complete]
 
     def is_now(checkpoint: Checkpoint) -> bool:
         state, group = live_state(target), cell.world.group
         saved = checkpoint.state.items()
-        found = [checkpoint.compare(leaves, state[part], group, closely=False) for part, leaves in saved]
-        return not cell.world.any_rank(any(found))
+        mismatches = [checkpoint.compare(leaves, state[part], group, closely=False) for part, leaves in saved]
+        return not cell.world.any_rank(any(mismatches))
 
     def load_first(places: list[str]) -> tuple[Loaded, Checkpoint | None]:
         for place in places:
-            there = [each for each in candidates if each.checkpoint_id == place]
+            there = [candidate for candidate in candidates if candidate.checkpoint_id == place]
             try:
                 steps.load(cell, target, there[0])
             except (Exception, CheckpointException):  # noqa: BLE001, S112 - any error is a refusal
                 continue
-            found = next(filter(is_now, there), None)
-            return (Loaded.mixture if found is None else Loaded.new), found
+            loaded_checkpoint = next(filter(is_now, there), None)
+            return (Loaded.mixture if loaded_checkpoint is None else Loaded.new), loaded_checkpoint
         return Loaded.refused, None
 
     # The controls: no checkpoint is there, and the state before the load is none of the candidates.
     controls = {Loaded.refused: load_first([])[0] is Loaded.refused}
     controls[Loaded.mixture] = not any(map(is_now, candidates))
-    loaded, found = load_first(cell.world.gathered(complete)[0])
+    loaded, newest = load_first(cell.world.gathered(complete)[0])
 
     for check, kind in (("crash_recoverable", Loaded.refused), ("crash_consistent", Loaded.mixture)):
         violation = contract.violation(str(StateKind(Crash.killed, False, kind)), "the next start finds it")
         found_now, control = [violation] if loaded is kind else [], [violation] if controls[kind] else []
         cell.record(check, Compared.of(found_now, control, [violation.name]), "after the ranks were killed")
-    return found
+    return newest

@@ -102,12 +102,12 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
 
     with cell.phase("verify", "crash_states"), folder_in_memory() as folder:
         loader = Loader(folder, cell.checkpointer.load, template)
-        found = survey(disk_states(record, samples, cell.config.seed), loader, judge, names)
+        surveyed = survey(disk_states(record, samples, cell.config.seed), loader, judge, names)
     with cell.phase("verify", "power"), folder_in_memory() as folder:
         controls = [*_controls(record, Loader(folder, cell.checkpointer.load, template), judge, names)]
-    _measure(cell, found)
+    _measure(cell, surveyed)
     succeeded = any(step.kind is Kind.success for of_rank in record.ranks for step in of_rank)
-    _verify(cell, found, controls, succeeded, step)
+    _verify(cell, surveyed, controls, succeeded, step)
 
 
 def _load_complete(cell: Cell, story: Story) -> list[Values]:
@@ -168,7 +168,7 @@ def _controls(record: Record, loader: Loader, judge: Judge, names: tuple[str, ..
         yield survey(states, fresh, by, names)
 
 
-def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], succeeded: bool, step: int) -> None:
+def _verify(cell: Cell, surveyed: Survey, controls: Iterable[Survey], succeeded: bool, step: int) -> None:
     """Record the checks of the save of a step, which succeeded or was refused."""
     in_controls = [kind for control in controls for kind in control.distinct]
     for check, breaks in BREAKS.items():
@@ -176,8 +176,8 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], succeeded: bo
             cell.leave_out([check], "the save was refused")
             continue
         violations = [
-            contract.violation(str(kind), _sentence(found, kind))
-            for kind in found.distinct
+            contract.violation(str(kind), _sentence(surveyed, kind))
+            for kind in surveyed.distinct
             if kind.broken == check
         ]
         control = [contract.violation(str(kind), "injected") for kind in in_controls if kind.broken == check]
@@ -190,22 +190,22 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], succeeded: bo
         cell.record(check, Compared.of(violations, control, names), Place("of the save of step {step}", step))
 
 
-def _sentence(found: Survey, kind: StateKind) -> str:
+def _sentence(surveyed: Survey, kind: StateKind) -> str:
     """Return the number of states of a kind, and a description of the simplest."""
-    state = found.simplest[kind]
+    state = surveyed.simplest[kind]
     moments = [step for _, step in state.done if step.changes]
     last = f"after {len(moments)} operations, the last one: {moments[-1]}" if moments else "at the start"
     lost = f"; lost: {', '.join(state.lost)}" if state.lost else ""
-    count, total = found.distinct[kind], found.total(kind.crash, kind.after_success)
+    count, total = surveyed.distinct[kind], surveyed.total(kind.crash, kind.after_success)
     return f"{count} of {total} distinct states, the simplest {last}{lost}"
 
 
-def _measure(cell: Cell, found: Survey) -> None:
+def _measure(cell: Cell, surveyed: Survey) -> None:
     measured = {
-        "crash_states_enumerated": found.enumerated,
-        "crash_states": sum(found.distinct.values()),
-        "crash_states_s": found.seconds,
-        **{f"crash_states_{loaded}": found.count(loaded) for loaded in Loaded},
+        "crash_states_enumerated": surveyed.enumerated,
+        "crash_states": sum(surveyed.distinct.values()),
+        "crash_states_s": surveyed.seconds,
+        **{f"crash_states_{loaded}": surveyed.count(loaded) for loaded in Loaded},
     }
-    for name, value in measured.items():
-        cell.measure(name, value, phase="verify")
+    for name, measurement in measured.items():
+        cell.measure(name, measurement, phase="verify")

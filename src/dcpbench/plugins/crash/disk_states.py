@@ -180,7 +180,7 @@ class Disk:
         if path != "." and path not in self._names:
             return  # it no longer has a name
         if path == "." or self._files[self._names[path]].is_directory:
-            inside = (number for number, one in enumerate(self._namings) if one.folder == path)
+            inside = (number for number, naming in enumerate(self._namings) if naming.folder == path)
             self._lasting.update(inside)
         else:
             file = self._files[self._names[path]]
@@ -197,15 +197,17 @@ class Disk:
         cases = self._journal() if crash is Crash.journal else self._posix(drawn, samples)
         for number, (namings, lost, torn) in enumerate(cases):
             for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
-                of_names = (f"{part} of {next(self._paths_of(file))}" for file, part in of_files.items())
+                of_names = (
+                    f"{torn_part} of {next(self._paths_of(file))}" for file, torn_part in of_files.items()
+                )
                 yield self._tree(namings, contents), (*lost, *of_names)
 
     def _journal(self) -> Iterator[_Case]:
         """Yield the namings that a journal can keep, those it loses, and the contents of unsynced files."""
-        pending = sorted({one.number for one in self._metadata if one.number > self._forced})
+        pending = sorted({change.number for change in self._metadata if change.number > self._forced})
         for end in (self._number + 1, *reversed(pending)):
-            namings = [index for index, one in enumerate(self._namings) if one.number < end]
-            lost = [str(one) for one in self._namings if one.number >= end]
+            namings = [index for index, naming in enumerate(self._namings) if naming.number < end]
+            lost = [str(naming) for naming in self._namings if naming.number >= end]
             yield namings, lost, {file: self._torn_in_journal(file, end) for file in self._unsynced}
 
     def _posix(self, drawn: random.Random, samples: int) -> Iterator[_Case]:
@@ -216,8 +218,8 @@ class Disk:
         corners = [
             {*pending},
             set[int](),
-            *({*pending} - {one} for one in pending),
-            *({one} for one in pending),
+            *({*pending} - {naming} for naming in pending),
+            *({naming} for naming in pending),
         ]
         for kept in (*corners, *some):
             lost = [str(self._namings[index]) for index in pending if index not in kept]
@@ -227,7 +229,7 @@ class Disk:
     def _metadata(self) -> Iterator[_Naming | Change]:
         yield from self._namings
         for file in self._files:
-            yield from (one for one in file.changes if one.size is not None)
+            yield from (change for change in file.changes if change.size is not None)
 
     @property
     def _unsynced(self) -> list[int]:
@@ -235,16 +237,18 @@ class Disk:
 
     def _paths_of(self, number: int) -> Iterator[str]:
         """Yield the names of a file, the last one first."""
-        for one in reversed(self._namings):
-            if one.file == number:
-                yield one.path
+        for naming in reversed(self._namings):
+            if naming.file == number:
+                yield naming.path
         yield from (path for path, file in self._before.items() if file == number)
 
     def _torn_in_journal(self, number: int, end: int) -> list[tuple[str, bytes]]:
         """Return possible contents of a file if the journal ends before the operation `end`. If emptying a
         file is lost, so are all later writes to it."""
         file = self._files[number]
-        emptied = [at for at, one in enumerate(file.changes) if one.size is not None and at >= file.synced]
+        emptied = [
+            at for at, change in enumerate(file.changes) if change.size is not None and at >= file.synced
+        ]
         if lost := [at for at in emptied if file.changes[at].number >= end]:
             until = applied(file.before, file.changes[: lost[0]])
             return distinct([("the truncation", until), ("all changes", file.durable)])

@@ -81,7 +81,7 @@ class Failing:
         return _FailingLayer(self, Path(checkpoint), rank)
 
 
-_OWN = frozenset(one.name for one in fields(Failing))
+_OWN = frozenset(option.name for option in fields(Failing))
 
 
 def has_failed(checkpoint: Path) -> bool:
@@ -91,7 +91,7 @@ def has_failed(checkpoint: Path) -> bool:
 
 def sound_storage(config: StorageConfig) -> StorageConfig:
     """Return the configuration of the same storage without failures."""
-    options = {name: value for name, value in config.options.items() if name not in _OWN}
+    options = {name: option for name, option in config.options.items() if name not in _OWN}
     return replace(config, target=f"{file.__module__}.{file.__name__}", options=options)
 
 
@@ -146,7 +146,7 @@ class _FailingLayer(FileLayer):
             return path
         place = Path(path)
         same_name = sorted(place.parent.parent.glob(f"*/{place.name}"))
-        return next((other for other in same_name if other != place), path)
+        return next((namesake for namesake in same_name if namesake != place), path)
 
     def _fails(self, kind: Kind, path: str) -> bool:
         failing = self._failing
@@ -216,7 +216,7 @@ class _Reader(FileSystemReader):
 def storage(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     """Return a failing storage of files in a folder, with the options of `Failing` and of
     FileSystemWriter."""
-    given: dict[str, Any] = {name: value for name, value in config.options.items() if name in _OWN}
+    given: dict[str, Any] = {name: option for name, option in config.options.items() if name in _OWN}
     kinds: dict[str, Any] = {"failure": Failure(given["failure"]), "operation": Kind(given["operation"])}
     failing = Failing(**{**given, **kinds})
     writer = _Writer(

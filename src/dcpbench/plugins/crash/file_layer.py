@@ -333,19 +333,19 @@ def _collective(layer: FileLayer, name: str, root: str | None) -> Callable[..., 
     def called(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         group: Any = given.get("group") or dist.group.WORLD
-        ranks, mine = dist.get_process_group_ranks(group), dist.get_rank()
+        ranks, own_rank = dist.get_process_group_ranks(group), dist.get_rank()
         collective = f"{layer.role}/{group.group_name}/{name}"
         collective = f"{collective}/{layer.count(collective)}"
         senders = receivers = ranks
         if root:
             of_group = given.get(f"group_{root}")
-            one = ranks[of_group] if of_group is not None else given.get(root) or 0
-            others = [rank for rank in ranks if rank != one]
-            senders, receivers = ([one], others) if root == "src" else (ranks, [one])
-        if mine in senders:
-            layer.note(Kind.signal, tokens=(f"{collective}/{mine}",))
+            root_rank = ranks[of_group] if of_group is not None else given.get(root) or 0
+            others = [rank for rank in ranks if rank != root_rank]
+            senders, receivers = ([root_rank], others) if root == "src" else (ranks, [root_rank])
+        if own_rank in senders:
+            layer.note(Kind.signal, tokens=(f"{collective}/{own_rank}",))
         result = call(*args, **kwargs)
-        if mine in receivers:
+        if own_rank in receivers:
             layer.note(Kind.wait, tokens=tuple(f"{collective}/{rank}" for rank in senders))
         return result
 

@@ -33,7 +33,7 @@ def _first(rank: int, ready: Sequence[int]) -> int:
 
 
 def _last(rank: int, ready: Sequence[int]) -> int:
-    return next((other for other in ready if other != rank), rank)
+    return next((ready_rank for ready_rank in ready if ready_rank != rank), rank)
 
 
 def _order(record: Record, choose: _Choose) -> list[tuple[int, Step]]:

@@ -68,19 +68,19 @@ class Survey:
 def survey(states: Iterable[DiskState], loader: Loader, judge: Judge, names: tuple[str, ...]) -> Survey:
     """Load each state as the next start does: the first of the folders `names` that a load does not refuse.
     The other folders existed before the save."""
-    found, began = Survey(), time.perf_counter()
+    surveyed, began = Survey(), time.perf_counter()
     trees: dict[tuple[Crash, bool], set[object]] = {}
     for state in states:
         verdicts = (loader.verdict(state.tree, name, judge) for name in names)
-        loaded = next((each for each in verdicts if each is not Loaded.refused), Loaded.refused)
+        loaded = next((verdict for verdict in verdicts if verdict is not Loaded.refused), Loaded.refused)
         kind = StateKind(state.crash, state.after_success, loaded)
-        found.enumerated += 1
+        surveyed.enumerated += 1
         tree = fingerprint(state.tree)
         known = trees.setdefault((state.crash, state.after_success), set())
-        found.distinct[kind] += tree not in known
+        surveyed.distinct[kind] += tree not in known
         known.add(tree)
-        best = found.simplest.get(kind)
+        best = surveyed.simplest.get(kind)
         if best is None or state.simplicity < best.simplicity:
-            found.simplest[kind] = state
-    found.seconds = time.perf_counter() - began
-    return found
+            surveyed.simplest[kind] = state
+    surveyed.seconds = time.perf_counter() - began
+    return surveyed

@@ -56,8 +56,11 @@ def torn_contents(base: bytes, changes: Sequence[Change], in_order: bool) -> Ite
         yield "the last write", after(changes[:-1])
         for torn_at in (len(last.data) // 2 // SECTOR * SECTOR, (len(last.data) - 1) // SECTOR * SECTOR):
             if torn_at:
-                part = replace(last, data=last.data[:torn_at])
-                yield f"everything after {torn_at} bytes of the last write", after([*changes[:-1], part])
+                torn_change = replace(last, data=last.data[:torn_at])
+                yield (
+                    f"everything after {torn_at} bytes of the last write",
+                    after([*changes[:-1], torn_change]),
+                )
     end = (len(complete) - 1) // PAGE * PAGE
     if end > len(base):
         yield "the last page", complete[:end]

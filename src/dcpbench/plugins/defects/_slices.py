@@ -57,16 +57,16 @@ def slices(
         recall: reads the checkpoint; used if it equals the saved state.
     """
     once, again = Leaves(), Leaves()
-    for name, part in actual.items():
-        if not isinstance(part, TensorLeaf) or not is_sliced(part.extent):
+    for name, leaf in actual.items():
+        if not isinstance(leaf, TensorLeaf) or not is_sliced(leaf.extent):
             continue
         held = recall(name)
         if held is None or not _is_what_was(saved.get(name), held):
             continue
-        begin = part.extent.start
-        for leaves, full in ((once, held), (again, set_again(held, part.extent))):
-            own = full.reshape(-1)[begin : begin + part.extent.numel]
-            leaves[name] = replace(part, local=own.reshape(part.local.shape))
+        begin = leaf.extent.start
+        for leaves, full in ((once, held), (again, set_again(held, leaf.extent))):
+            elements = full.reshape(-1)[begin : begin + leaf.extent.numel]
+            leaves[name] = replace(leaf, local=elements.reshape(leaf.local.shape))
     return once, again
 
 

@@ -34,8 +34,8 @@ def _buffers_of(leaves: Leaves) -> Leaves:
 def _of_each_rank(cell: Cell, part: StatePart, buffers: Leaves, wrong: Collection[Name]) -> Iterator[State]:
     """Yield the buffers of each rank, of those that are wrong on any rank; collective."""
     names = {name for theirs in cell.world.gathered(wrong) for name in theirs}
-    mine = {name: leaf for name, leaf in buffers.items() if name in names}
-    yield from cell.world.gathered({part: mine})
+    buffers_here = {name: leaf for name, leaf in buffers.items() if name in names}
+    yield from cell.world.gathered({part: buffers_here})
 
 
 def _differing(leaves: Leaves) -> dict[Name, DigestedLeaf]:

@@ -33,13 +33,13 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
     parts = _PARTS if restored or not never_averages(cell.config) else reference.names
     of_parts = {part: _possible(cell, state.get(part, {})) for part in parts}
     named: Mapping[StatePart, Any] = of_parts if restored else checkpoint.keyed(of_parts)
-    names, mine = cell.world.gathered(reference.names), State()
+    names, possible_here = cell.world.gathered(reference.names), State()
     for part, leaves in named.items():
         wrong = {name for theirs in names for name in theirs.get(part, ())}
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf | DigestedLeaf)}
         possible = {name: leaf for name, leaf in tensors.items() if name in wrong}
-        mine[part] = digested(possible) if restored else possible
-    yield from cell.world.gathered(mine)
+        possible_here[part] = digested(possible) if restored else possible
+    yield from cell.world.gathered(possible_here)
 
 
 def _possible(cell: Cell, leaves: Leaves) -> Leaves:

@@ -29,15 +29,15 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
             was = reference.before.get(part, {}).get(name)
             leaf = reference.actual[part].get(name)
             if isinstance(was, TensorLeaf) and isinstance(leaf, TensorLeaf):
-                own = stored.get(key_of(part, name), ())
-                state[part][name] = loaded_alone(was, leaf, own)
+                own_chunks = stored.get(key_of(part, name), ())
+                state[part][name] = loaded_alone(was, leaf, own_chunks)
     yield state
 
 
-def loaded_alone(was: TensorLeaf, part: TensorLeaf, own: Sequence[StoredChunk]) -> TensorLeaf:
+def loaded_alone(was: TensorLeaf, part: TensorLeaf, own_chunks: Sequence[StoredChunk]) -> TensorLeaf:
     """Return a part before the load, with the chunks that this rank has stored itself."""
     expected = was.local.reshape(-1).cpu().clone()
-    for chunk in own:
+    for chunk in own_chunks:
         here = replace(chunk, read=partial(torch.ones, chunk.sizes, dtype=torch.bool))
         with suppress(ValueError):  # it has no element of this part
             stored = part_of(was.extent, [here])

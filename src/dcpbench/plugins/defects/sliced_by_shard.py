@@ -16,7 +16,9 @@ def is_cut(extent: Extent) -> bool:
 def set_again(held: torch.Tensor, extent: Extent, shards: int) -> torch.Tensor:
     """Return the full tensor that consists of the slices: the restored state was set again."""
     cut = next(
-        one for one, (box, size) in enumerate(zip(extent.box, extent.shape, strict=True)) if box != size
+        dimension
+        for dimension, (box, size) in enumerate(zip(extent.box, extent.shape, strict=True))
+        if box != size
     )
     again = held.clone()
     for shard in again.chunk(shards, cut):

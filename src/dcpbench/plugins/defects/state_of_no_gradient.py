@@ -24,10 +24,10 @@ def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[s
     parameters, had = named_parameters(run.model), set[str]()
 
     def note(*_: object) -> None:
-        had.update(name for name, value in parameters.items() if value.grad is not None)
+        had.update(name for name, parameter in parameters.items() if parameter.grad is not None)
 
-    for one in each_of(run.optimizer):
-        one.register_step_pre_hook(note)
+    for optimizer in each_of(run.optimizer):
+        optimizer.register_step_pre_hook(note)
     run.train(cell.batches, checkpoint.step)
     names = checkpoint.state.get(StatePart.optimizer, {})
     saved = {str(name[1]) for name in names if name[0] == "state"}

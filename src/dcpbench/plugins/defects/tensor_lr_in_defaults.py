@@ -40,7 +40,7 @@ def in_defaults(saved: State) -> set[Name]:
     rates = [leaf for leaf in groups if isinstance(leaf, TensorLeaf | DigestedLeaf)]
     defaults = _rates(saved[StatePart.flags], "defaults")
     return {
-        name for name, leaf in defaults.items() if any(same_leaves({(): one}, {(): leaf}) for one in rates)
+        name for name, leaf in defaults.items() if any(same_leaves({(): rate}, {(): leaf}) for rate in rates)
     }
 
 
@@ -51,7 +51,9 @@ def _rates(leaves: Leaves, where: str) -> Leaves:
 def without_rates(shared: str, rates: Collection[str]) -> str:
     """Leave out the learning `rates` of groups from a text of tensors that share memory. A load gives each
     group a tensor of its own."""
-    return "; ".join(one for one in shared.split("; ") if not {*one.split(", ")} <= {*rates})
+    return "; ".join(
+        shared_names for shared_names in shared.split("; ") if not {*shared_names.split(", ")} <= {*rates}
+    )
 
 
 defect = Defect(("restored",), _applies, _expected)

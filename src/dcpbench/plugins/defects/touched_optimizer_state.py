@@ -36,8 +36,8 @@ def _set_again(cell: Cell, target: OwnRun, checkpoint: Checkpoint) -> Leaves:
     """Return an optimizer's state after a load of its own state dict. Under FSDP1 the load has removed empty
     entries, so DCP takes its step of new optimizers, with the restored weights and hyperparameters."""
     saved, live = checkpoint.tensors("model", target, cell.checkpointer)
-    for name, value in live.items():
-        value.copy_(saved[name])
+    for name, tensor in live.items():
+        tensor.copy_(saved[name])
     leaves = checkpoint.state[_PART]
     for number, group in enumerate(target.optimizer.param_groups):
         keys = group.keys() - {"params"}

@@ -13,12 +13,12 @@ from dcpbench.twin.gradients import TwinGradient, TwinGradients
 def _expected(
     cell: Cell, moment: Moment, reference: TwinGradients
 ) -> Iterator[dict[str, dict[str, TwinGradient]]]:
-    own, ranks = reference.own, cell.world.size
+    own_gradients, ranks = reference.own, cell.world.size
     yield {
         reference.check: {
-            name: replace(twin, mean=own[name].to(twin.mean.device) / ranks, factor_tolerance=None)
+            name: replace(twin, mean=own_gradients[name].to(twin.mean.device) / ranks, factor_tolerance=None)
             for name, twin in reference.twins.items()
-            if name in own
+            if name in own_gradients
         }
     }
 

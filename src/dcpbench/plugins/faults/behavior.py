@@ -77,7 +77,9 @@ def gradients_touched(target: "Target") -> None:
 def requires_grad_lost(target: "Target") -> None:
     """Freeze a bias."""
     named = target.state["model"].model.named_parameters()
-    target.one_of(value for name, value in reversed([*named]) if name.endswith(".bias")).requires_grad_(False)
+    target.one_of(
+        parameter for name, parameter in reversed([*named]) if name.endswith(".bias")
+    ).requires_grad_(False)
 
 
 @fault(_flag(r"training\.model"))

@@ -43,8 +43,8 @@ class FaultInjector:
         self._kept.setdefault("saved", state)
         if self._fault.at in (Place.staged, Place.both):
             state = {
-                name: copy.deepcopy(each.state_dict() if isinstance(each, Stateful) else each)
-                for name, each in state.items()
+                name: copy.deepcopy(holder.state_dict() if isinstance(holder, Stateful) else holder)
+                for name, holder in state.items()
             }
             self._inject(state, Path(checkpoint_id))
         pending = self._save(state, checkpoint_id, slot)
@@ -68,8 +68,8 @@ class FaultInjector:
             return
         with ExitStack() as opened:
             folders = {
-                each: opened.enter_context(self._checkpointer.files(each))
-                for each in {str(self._first), checkpoint_id}
+                path: opened.enter_context(self._checkpointer.files(path))
+                for path in {str(self._first), checkpoint_id}
             }
             if not folders[checkpoint_id].is_dir():
                 raise NothingToInjectError("the checkpoint has no files")

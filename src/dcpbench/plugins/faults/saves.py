@@ -40,7 +40,9 @@ def stale_stage(target: "Target") -> None:
 def weight_staged_as_bf16(target: "Target") -> None:
     """Stage one weight in a narrower dtype; the load converts it back."""
     weights = target.state["model"]
-    wide = (name for name, value in weights.items() if name.endswith(".weight") and value.dtype.itemsize > 2)
+    wide = (
+        name for name, weight in weights.items() if name.endswith(".weight") and weight.dtype.itemsize > 2
+    )
     name = target.one_of(wide)
     weights[name] = weights[name].bfloat16()
 
@@ -76,12 +78,14 @@ def key_added(target: "Target") -> None:
 def keys_exchanged(target: "Target") -> None:
     """Exchange the names of two parameters in a save."""
     model = target.state["model"]
-    one, other = target.one_of(
-        (one.removeprefix("model."), other.removeprefix("model."))
-        for (one, its), (other, others) in itertools.combinations(target.parts("model.*.weight").items(), 2)
+    first, second = target.one_of(
+        (first_key.removeprefix("model."), second_key.removeprefix("model."))
+        for (first_key, its), (second_key, others) in itertools.combinations(
+            target.parts("model.*.weight").items(), 2
+        )
         if its.extent.shape == others.extent.shape and its.local.data_ptr() != others.local.data_ptr()
     )
-    model[one], model[other] = model[other], model[one]
+    model[first], model[second] = model[second], model[first]
 
 
 def _largest(target: "Target", suffixes: Sequence[str] = (DATA_SUFFIX,)) -> Path:
@@ -142,9 +146,9 @@ def fsync_left_out(target: "Target") -> None:
 @fault(Expect("files_equal", r"model\..*"), at=Place.both, only=_OF_DCP)
 def values_negated_twice(target: "Target") -> None:
     """Negate the model's tensors when they are saved, and again when they are loaded."""
-    for part in target.parts("model.*").values():
-        if part.local.is_floating_point():
-            part.local.neg_()
+    for leaf in target.parts("model.*").values():
+        if leaf.local.is_floating_point():
+            leaf.local.neg_()
 
 
 @_after_success(name="bytes_after_success", mapped=False)

@@ -59,25 +59,25 @@ class Target:
             leaves = snapshot_optimizer(state.model, state.optimizer)
         else:
             leaves = snapshot_nested(state.state_dict())
-        found = [
+        matching = [
             (f"{name}.{text_of(below)}", leaf)
             for below, leaf in leaves.items()
             if isinstance(leaf, TensorLeaf) and fnmatchcase(text_of(below), pattern)
         ]
-        return dict(sorted(found, key=lambda item: item[1].local.numel(), reverse=True))
+        return dict(sorted(matching, key=lambda name_and_leaf: name_and_leaf[1].local.numel(), reverse=True))
 
     def largest(self, key: str) -> torch.Tensor:
         """Return the elements of the largest of these parts in one dimension."""
         return self.one_of(leaf.local.view(-1) for leaf in self.parts(key).values())
 
-    def one_of(self, found: Iterable[Found]) -> Found:
+    def one_of(self, candidates: Iterable[Found]) -> Found:
         """Return the first item.
 
         Raises:
             NothingToInjectError: there is none.
         """
-        for item in found:
-            return item
+        for candidate in candidates:
+            return candidate
         raise NothingToInjectError("there is no value that it could damage")
 
     def flip(self, flat: torch.Tensor) -> None:

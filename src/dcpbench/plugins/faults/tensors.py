@@ -17,8 +17,8 @@ _WEIGHT = "model.*.weight"
 _BUFFERED = {"model": Only(["buffered"], "it needs buffers")}
 
 
-def _state(entry: str) -> Expect:
-    return Expect("optim_equal", rf"state\.[\w.]+\.{entry}", -2)
+def _state(moment: str) -> Expect:
+    return Expect("optim_equal", rf"state\.[\w.]+\.{moment}", -2)
 
 
 _weight = partial(on_one_rank, Expect("model_equal", A_WEIGHT, -2), key=_WEIGHT)
@@ -91,8 +91,8 @@ def moments_exchanged(target: "Target") -> None:
     """Exchange first and second moments."""
     second = target.parts("optimizer.state.*.exp_avg_sq")
     for name, leaf in target.parts("optimizer.state.*.exp_avg").items():
-        one, other = leaf.local, second[f"{name}_sq"].local
-        one[:], other[:] = other.clone(), one.clone()
+        first, second_moment = leaf.local, second[f"{name}_sq"].local
+        first[:], second_moment[:] = second_moment.clone(), first.clone()
 
 
 @fault(
@@ -104,15 +104,15 @@ def shards_exchanged(target: "Target") -> None:
     import torch
 
     parts = [leaf.local for _, leaf in sorted(target.parts("model.*").items()) if leaf.kind == "param"]
-    elements = torch.cat([part.reshape(-1) for part in parts])
+    elements = torch.cat([local.reshape(-1) for local in parts])
     rank, ranks = target.ranks.rank, target.gathered(elements.cpu())
     if ranks[0].equal(ranks[-1]):
         raise NothingToInjectError("every rank has all parameters")
     if rank in (0, len(ranks) - 1):
         partner = ranks[len(ranks) - 1 - rank][: len(elements)]
         elements[: len(partner)] = partner.to(elements.device)
-        for part, values in zip(parts, elements.split([part.numel() for part in parts]), strict=True):
-            part.copy_(values.reshape(part.shape))
+        for local, values in zip(parts, elements.split([local.numel() for local in parts]), strict=True):
+            local.copy_(values.reshape(local.shape))
 
 
 @fault(Expect("extra_equal", r"tensor_object\.data", 0, "dtype"))

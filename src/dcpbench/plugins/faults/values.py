@@ -47,9 +47,9 @@ def group_key_dropped(target: "Target") -> None:
 )
 def groups_exchanged(target: "Target") -> None:
     """Exchange the hyperparameters of two groups."""
-    one, other = target.param_groups[:2]
-    for key in (one.keys() & other.keys()) - {"params"}:
-        one[key], other[key] = other[key], one[key]
+    first, second = target.param_groups[:2]
+    for key in (first.keys() & second.keys()) - {"params"}:
+        first[key], second[key] = second[key], first[key]
 
 
 @on_one_rank(Expect("extra_equal", r"grad_scaler\.scale", -2), only=component("grad_scaler"))

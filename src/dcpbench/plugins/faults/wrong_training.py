@@ -34,8 +34,13 @@ class WrongTraining:
 
     def gradients(self) -> list[tuple[str, torch.Tensor | None]]:
         """Return this rank's parts of the gradients, each with the name of its layer."""
-        each = parts_of_each(named_parts(self.run.model)).values()
-        named = [item for parts in each for item in parts.items() if item[1].parameter.requires_grad]
+        parts_by_name = parts_of_each(named_parts(self.run.model)).values()
+        named = [
+            name_and_part
+            for parts in parts_by_name
+            for name_and_part in parts.items()
+            if name_and_part[1].parameter.requires_grad
+        ]
         gradients = [(name, part, part.parameter.grad) for name, part in named]
         return [
             (name.rpartition(".")[0], None if gradient is None else local_part(part.of(gradient)))

@@ -60,7 +60,7 @@ class HostEnvironment:
     @classmethod
     def here(cls) -> "HostEnvironment":
         """Return the environment of this process."""
-        carried = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED)}
+        carried = {name: setting for name, setting in os.environ.items() if name.startswith(_CARRIED)}
         return cls(str(Path.cwd()), tuple(sys.path), carried)
 
 
@@ -155,8 +155,8 @@ class HostAgent:
             return
         listener = self._listeners.pop(owner, None)
         try:
-            mine = Descriptor(listener.fileno()) if listener else None
-            self._groups[key] = RankGroup(self._agent, kind, part, replace(at, listener=mine))
+            port = Descriptor(listener.fileno()) if listener else None
+            self._groups[key] = RankGroup(self._agent, kind, part, replace(at, listener=port))
         finally:
             if listener:
                 listener.close()
@@ -232,8 +232,12 @@ def shows(path: Path) -> bool:
 def use_interface_of(address: str) -> None:
     """Make ranks communicate over the network interface with an address, unless another one is configured."""
     interfaces = psutil.net_if_addrs().items()
-    found = [name for name, addresses in interfaces if any(each.address == address for each in addresses)]
-    if not found and address.startswith("127."):  # the loopback interface has all of these
-        found = ["lo"]
+    names = [
+        name
+        for name, addresses in interfaces
+        if any(interface_address.address == address for interface_address in addresses)
+    ]
+    if not names and address.startswith("127."):  # the loopback interface has all of these
+        names = ["lo"]
     for variable in _INTERFACES:
-        os.environ.setdefault(variable, next(iter(found), ""))
+        os.environ.setdefault(variable, next(iter(names), ""))

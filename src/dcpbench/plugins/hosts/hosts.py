@@ -117,10 +117,12 @@ class HostsEngine(Engine):
         room."""
         most, hosts = self.config.ranks_per_host or _MOST, self.requested_hosts(ranks)
         used = {agent: len({*gpus} & {*agent.gpus}) for agent in self.agents}
-        each = ranks_per_gpu(ranks, sum(used.values()) or 1)
-        room = {agent: min(most, used[agent] * each) if device == "cuda" else most for agent in self.agents}
+        per_gpu = ranks_per_gpu(ranks, sum(used.values()) or 1)
+        room = {
+            agent: min(most, used[agent] * per_gpu) if device == "cuda" else most for agent in self.agents
+        }
         parts = spread(ranks, room, hosts if hosts > 1 else None)
-        return None if parts is None else [Placed(agent, part) for agent, part in parts.items()]
+        return None if parts is None else [Placed(agent, host_ranks) for agent, host_ranks in parts.items()]
 
     def requested_hosts(self, ranks: int) -> int:
         """Return the requested number of hosts, at most one per rank; 1 if none was requested."""
@@ -137,7 +139,7 @@ class HostsEngine(Engine):
             return None
         if not self._same:
             here = {"python": platform.python_version(), **installation()}
-            self._same = {key: (value, "the driver's host") for key, value in here.items()}
+            self._same = {key: (version, "the driver's host") for key, version in here.items()}
         differs: list[str] = []
         for key, name in _SAME.items():
             there = str(agent.description.get(key, "not known"))
@@ -156,8 +158,8 @@ class HostsEngine(Engine):
                 raise ConfigError(f"executor={name}: {differs}")
             described.append(agent.description)
         gpus = sum(len(agent.gpus) for agent in self.agents)
-        own = ("host", "address", "dcpbench", "plugins")
-        of_first = {name: value for name, value in described[0].items() if name not in own}
+        of_one_host = ("host", "address", "dcpbench", "plugins")
+        of_first = {name: fact for name, fact in described[0].items() if name not in of_one_host}
         description = {**of_first, "gpu_count": gpus, "hosts": described}
         return Machine(gpus, description)
 

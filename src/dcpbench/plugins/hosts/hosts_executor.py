@@ -115,7 +115,7 @@ class HostsExecutor(Executor):
         """
         for _ in range(_STARTS):  # a host can die in between
             placed = self._groups.get(kind) or self._started(kind)
-            requests = [_StateRequest(one.agent, (self.owner, kind), spec) for one in placed]
+            requests = [_StateRequest(host.agent, (self.owner, kind), spec) for host in placed]
             clocks: list[_Clock] = []
             for request in requests:
                 state = request.answer()
@@ -126,7 +126,7 @@ class HostsExecutor(Executor):
             if len(clocks) == len(placed):
                 return clocks
             self._kill(kind)
-        lost = [f"host {one.agent.name}: {one.agent.lost}" for one in placed if one.agent.lost]
+        lost = [f"host {host.agent.name}: {host.agent.lost}" for host in placed if host.agent.lost]
         why = "; ".join(lost) or "they died at once"
         return StageEnd(not_run=f"the ranks could not be started: {why}")
 
@@ -139,11 +139,11 @@ class HostsExecutor(Executor):
         if first.lost:
             return placed
         calls = []
-        for number, one in enumerate(placed):
+        for number, host in enumerate(placed):
             address = at and replace(at, host_number=number)
-            calls.append(one.agent.call("start", key, one.ranks, self._local_gpus(one.agent), address))
-        for one, call in zip(placed, calls, strict=True):
-            one.agent.answer(call, wait_s=START_S)
+            calls.append(host.agent.call("start", key, host.ranks, self._local_gpus(host.agent), address))
+        for host, call in zip(placed, calls, strict=True):
+            host.agent.answer(call, wait_s=START_S)
         return placed
 
     def _placed(self, kind: WorldKind) -> list[Placed]:
@@ -160,8 +160,8 @@ class HostsExecutor(Executor):
             limit = f" (executor.hosts={self.engine.config.hosts})" if wanted > 1 else ""
             no_room = f"{kind.world_size} ranks have no room on the hosts that are left{limit}"
             raise HostsLostError(f"{no_room}: {left}")
-        for one in placed:
-            if differs := self.engine.difference(one.agent):
+        for host in placed:
+            if differs := self.engine.difference(host.agent):
                 raise HostsLostError(differs)
         return placed
 
@@ -175,7 +175,7 @@ class HostsExecutor(Executor):
     def _all(self, method: str, kind: WorldKind) -> None:
         """Call a method for a group on all of its hosts that are not lost, and wait until all have
         returned."""
-        there = [one.agent for one in self._groups.get(kind, ()) if not one.agent.lost]
+        there = [host.agent for host in self._groups.get(kind, ()) if not host.agent.lost]
         calls = [(agent, agent.call(method, (self.owner, kind))) for agent in there]
         for agent, call in calls:
             agent.answer(call, wait_s=_END_S)
@@ -194,13 +194,13 @@ def _merged(placed: Sequence[Placed], clocks: Sequence[_Clock], ends: Sequence[S
     """Merge the ends of a stage on all hosts, using the driver's clock."""
     ranks: list[RankEnd] = []
     hosts: list[HostUsed] = []
-    for one, clock, end in zip(placed, clocks, ends, strict=True):
-        ahead_s = 0.0 if one.agent.lost else clock.monotonic_s
+    for host, clock, end in zip(placed, clocks, ends, strict=True):
+        ahead_s = 0.0 if host.agent.lost else clock.monotonic_s
         for rank in end.ranks:
             failed = rank.failed and replace(rank.failed, at=rank.failed.at - ahead_s)
             exited_at = None if rank.exited_at is None else rank.exited_at - ahead_s
             ranks.append(replace(rank, failed=failed, exited_at=exited_at))
-        hosts.append(HostUsed(one.agent.name, tuple(one.ranks), clock.wall_s, clock.error_s))
+        hosts.append(HostUsed(host.agent.name, tuple(host.ranks), clock.wall_s, clock.error_s))
     limit = next((end.limit for end in ends if end.limit), None)
     dropped = tuple(text for end in ends for text in end.dropped)
     return StageEnd(tuple(ranks), limit, dropped=dropped, hosts=tuple(hosts))

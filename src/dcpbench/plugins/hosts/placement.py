@@ -19,11 +19,13 @@ def spread(world_size: int, room: Mapping[Host, int], exactly: int | None = None
         return _shared_out(world_size, room, exactly)
     roomiest = sorted(room, key=lambda host: -room[host])
     for count in range(min(len(room), world_size), 0, -1):
-        each, over = divmod(world_size, count)
+        per_host, over = divmod(world_size, count)
         chosen = set(roomiest[:count])
-        if not over and all(room[host] >= each for host in chosen):
+        if not over and all(room[host] >= per_host for host in chosen):
             hosts = [host for host in room if host in chosen]  # in the order of `room`
-            return {host: range(number * each, (number + 1) * each) for number, host in enumerate(hosts)}
+            return {
+                host: range(number * per_host, (number + 1) * per_host) for number, host in enumerate(hosts)
+            }
     return _packed(world_size, room)
 
 

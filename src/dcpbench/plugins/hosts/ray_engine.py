@@ -82,8 +82,8 @@ class RayEngine(HostsEngine):
         wanted, deadline = self.config.hosts, time.monotonic() + HOSTS_S
         while wanted and len(there := _offering()) < wanted:
             if time.monotonic() > deadline:
-                found = ", ".join(sorted(node["NodeName"] for node in there)) or "none"
-                late = f"not there within {HOSTS_S:g} s, only {found}"
+                names = ", ".join(sorted(node["NodeName"] for node in there)) or "none"
+                late = f"not there within {HOSTS_S:g} s, only {names}"
                 raise ConfigError(f"executor.hosts={wanted}: {late}")
             time.sleep(0.2)
         self.refresh()
@@ -192,14 +192,14 @@ def _connect(address: str | None) -> None:
     """Join a cluster, or start one on this host for this process only."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
-    own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    of_own_cluster = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     key, named = f"executor.address={address}", os.environ.get("RAY_ADDRESS", "")
     if address == "auto" and named:
         _refuse_other_servers(f"{key} (RAY_ADDRESS={named})", named)
     _refuse_other_servers(key, address or "")
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address or "local", **quiet, **({} if address else own))
+        ray.init(address=address or "local", **quiet, **({} if address else of_own_cluster))
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{key}: {' '.join(str(error).split())}") from None
     finally:

@@ -63,7 +63,7 @@ class StageOnHosts:
         stages."""
         self._epoch, self._answers = epoch, answers
         self._name = f"{about.cell}, epoch {epoch}"
-        self._watches = {one.agent: Watch(one, math.inf) for one in placed}
+        self._watches = {host.agent: Watch(host, math.inf) for host in placed}
         self.dropped: list[str] = []
         """Late answers of agents that were declared lost, as sentences."""
 

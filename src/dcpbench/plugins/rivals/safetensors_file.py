@@ -30,8 +30,8 @@ class SafetensorsCheckpointer(TorchSaveCheckpointer):
 
     def _write(self, nested: dict[str, Any], file: BinaryIO) -> None:
         leaves = flattened(nested)
-        values = [key for key, value in leaves.items() if not isinstance(value, torch.Tensor)]
-        tensors = {key: _tensor(value) for key, value in leaves.items()}
+        values = [key for key, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)]
+        tensors = {key: _tensor(leaf) for key, leaf in leaves.items()}
         file.write(save(tensors, {_VALUES: json.dumps(values)}))
 
     def _leaves(self, checkpoint_id: str) -> dict[str, Any]:

@@ -53,11 +53,11 @@ class TorchCheckpointingCheckpointer(Checkpointer):
         loaded = self._manager.load(checkpoint_id, into=dict.fromkeys(state), strict=True)
         leaves = flattened(loaded)
         check_fits(leaves, state_dicts(state))
-        for name, value in state.items():
-            if isinstance(value, Stateful):
-                value.load_state_dict(loaded[name])
+        for name, holder in state.items():
+            if isinstance(holder, Stateful):
+                holder.load_state_dict(loaded[name])
                 continue
-            for container, last, path in slots(value, (name,)):
+            for container, last, path in slots(holder, (name,)):
                 if isinstance(container[last], torch.Tensor):
                     container[last].copy_(leaves[text_of(path)])
                 else:

@@ -80,9 +80,9 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     rows = [row | {"details": dict_in(row["details"])} for row in records(frame[[*kept, "details"]])]
     shown, short = outcomes(frame), [clipped(short_reason(row), _SHORT) for row in rows]
     # Overrides that vary, and are part of a cell's identity, are axes too.
-    keys, words = identity_keys(frame), [override_values(one) for one in frame["overrides"]]
+    keys, words = identity_keys(frame), [override_values(line) for line in frame["overrides"]]
     given = dict.fromkeys(name for of in words for name in of if name in keys and name not in kept)
-    varied = {name: [one.get(name) for one in words] for name in given}
+    varied = {name: [values_of_row.get(name) for values_of_row in words] for name in given}
     others = {name: of for name, of in varied.items() if len({*of}) > 1}
     values: dict[str, list[Any]] = others | {column: [row[column] for row in rows] for column in kept}
     axes = {name: values[name] for name in (*["sweep"] * several, *AXES, *others)}
@@ -179,9 +179,9 @@ def _clean(value: Any, characters: int) -> Any:
     if isinstance(value, str):
         return cut(value, characters)
     if isinstance(value, dict):
-        return {key: _clean(item, characters) for key, item in value.items()}
+        return {key: _clean(inner, characters) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_clean(item, characters) for item in value]
+        return [_clean(inner, characters) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -229,11 +229,11 @@ def _some(names: Sequence[object]) -> str:
 
 def mismatches(seen: dict[str, Any], most: int) -> list[str]:
     """Return the listed mismatches of a check, and how many more there are."""
-    listed = [dict_in(one) for one in list_in(seen.get("worst"))[:most]]
+    listed = [dict_in(mismatch) for mismatch in list_in(seen.get("worst"))[:most]]
     count = seen.get("mismatch_count")
-    more = (count if isinstance(count, int) else 0) - sum(len(_ranks(one)) for one in listed)
+    more = (count if isinstance(count, int) else 0) - sum(len(_ranks(mismatch)) for mismatch in listed)
     rest = [f"... and {more:,} more, counted on each rank"] if listed and more > 0 else []
-    return [*(clipped(_mismatch_text(one), _SHORT) for one in listed), *rest]
+    return [*(clipped(_mismatch_text(mismatch), _SHORT) for mismatch in listed), *rest]
 
 
 def _mismatch_text(finding: dict[str, Any]) -> str:

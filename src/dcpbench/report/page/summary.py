@@ -60,13 +60,13 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     """Compare two sweeps: a `summary`, and as `lines` what changed, the worst first, each with `row`, the
     number of a row of the cell now."""
     frame = now.frame.reset_index(drop=True)
-    found = compared("", before.frame, frame, always_compared())
+    comparison = compared("", before.frame, frame, always_compared())
     both = pd.concat([before.frame, frame])
     cells = with_cells(frame, identity_keys(both))
     worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
     rows = {key: int(row) for key, row in zip(worst["key"], worst.index, strict=True)}
-    names = dict(zip(found.cells.index, names_of_cells(found.cells), strict=True))
-    changed = found.statuses[found.statuses["change"] != SAME]
+    names = dict(zip(comparison.cells.index, names_of_cells(comparison.cells), strict=True))
+    changed = comparison.statuses[comparison.statuses["change"] != SAME]
     statuses = [
         {
             "what": change,
@@ -77,18 +77,18 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
         }
         for change, key, old, new in changed[["change", "key", "old", "new"]].head(_LISTED).to_numpy()
     ]
-    called = found.costs[found.costs["verdict"].isin(CHANGED)]
+    called = comparison.costs[comparison.costs["verdict"].isin(CHANGED)]
     called = called.assign(worse=is_regression(called)).sort_values("worse", ascending=False, kind="stable")
     costs = []
-    for one in records(called.head(_LISTED)):
-        then, later = (quantity(one["metric"], one[side]) for side in ("old", "new"))
+    for cost in records(called.head(_LISTED)):
+        then, later = (quantity(cost["metric"], cost[side]) for side in ("old", "new"))
         costs.append(
             {
-                "what": f"{one['metric']} {one['verdict']}",
-                "worse": one["worse"],
-                "cell": names[one["key"]] if one["level"] == "cell" else one["name"],
-                "row": rows.get(one["key"]),
-                "text": f"{one['ratio']:.3g}\u00d7" if then == later else f"{then} \u2192 {later}",
+                "what": f"{cost['metric']} {cost['verdict']}",
+                "worse": cost["worse"],
+                "cell": names[cost["key"]] if cost["level"] == "cell" else cost["name"],
+                "row": rows.get(cost["key"]),
+                "text": f"{cost['ratio']:.3g}\u00d7" if then == later else f"{then} \u2192 {later}",
             }
         )
     worse = int(called["worse"].sum())
@@ -104,19 +104,19 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     run_on = f" (run on {day})" if day not in name else ""
     sentence = [
         f"Compared with {name}{run_on}: "
-        f"{found.apart or ', '.join(counts) or 'no status changed, and no cost beyond noise'}",
+        f"{comparison.apart or ', '.join(counts) or 'no status changed, and no cost beyond noise'}",
         *(f"torch {old} \u2192 {new}" for old, new in zip(torch["old"], torch["new"], strict=True)),
         *([f"other {', '.join(others)}"] if others else []),
         *code_changes(before, now),
     ]
-    if found.costs["verdict"].eq(TOO_FEW).any():
+    if comparison.costs["verdict"].eq(TOO_FEW).any():
         sentence.append("costs of single cells need 3 runs of each to be compared (repeats=5)")
     return {
         "summary": "; ".join(sentence) + ".",
         "lines": [
-            *(one for one in statuses if one["worse"]),
+            *(change for change in statuses if change["worse"]),
             *costs,
-            *(one for one in statuses if not one["worse"]),
+            *(change for change in statuses if not change["worse"]),
         ],
     }
 
@@ -128,9 +128,9 @@ def _verdict(frame: pd.DataFrame, complete: bool) -> str:
     cells = cell_numbers(frame).nunique()
     size = counted(cells, noun(frame))
     size = size if cells == len(frame) else f"{counted(len(frame), 'run')} of {size}"
-    found = outcomes(frame)
-    bad, good = ([spec for spec in found if spec.ok is wanted] for wanted in (False, True))
-    skipped = all(spec.name == "skip" for spec in found)
+    specs = outcomes(frame)
+    bad, good = ([spec for spec in specs if spec.ok is wanted] for wanted in (False, True))
+    skipped = all(spec.name == "skip" for spec in specs)
     if skipped:
         text = f"{size}, all skipped."
     elif bad:
@@ -139,14 +139,14 @@ def _verdict(frame: pd.DataFrame, complete: bool) -> str:
     else:
         text = f"{size}, all as expected: {_counts(good)}."
     status = int(bool(bad) or skipped)
-    if noun(frame) == "stop" and not bad and any(spec.name == "skip" for spec in found):
+    if noun(frame) == "stop" and not bad and any(spec.name == "skip" for spec in specs):
         status = WRONG_CONFIGURATION
     return f"{text} Exit status {status}." if complete else text
 
 
-def _counts(found: Sequence[StatusSpec]) -> str:
+def _counts(specs: Sequence[StatusSpec]) -> str:
     """Count statuses, the worst first."""
-    numbers = Counter(found)
+    numbers = Counter(specs)
     return ", ".join(f"{numbers[spec]} {spec.label}" for spec in SHOWN.values() if spec in numbers)
 
 
@@ -154,7 +154,7 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
     """Say with which torch, when, how long, on what and at which commits rows were measured, where known."""
     frame, known = sweeps.frame, [*sweeps.environments.values()]
     yield _all_of("torch ", frame["torch_version"].dropna()) or _all_of(
-        "torch ", (one.get("torch") for one in known)
+        "torch ", (environment.get("torch") for environment in known)
     )
     began = frame["started_at"].dropna()
     yield (
@@ -183,8 +183,8 @@ def _machine(known: dict[str, Any]) -> str:
 
 
 def _all_of(name: str, values: Iterable[object]) -> str:
-    found = ", ".join(dict.fromkeys(str(value) for value in values if value))
-    return name + found if found else ""
+    texts = ", ".join(dict.fromkeys(str(value) for value in values if value))
+    return name + texts if texts else ""
 
 
 def _spans(texts: Iterable[str]) -> str:

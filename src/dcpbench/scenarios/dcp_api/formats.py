@@ -58,15 +58,15 @@ def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -
     why = None
     if not dist.is_initialized():
         why = "it needs a process group"
-    elif any(type(one) in (DTensor, SHARDED_TENSOR.value) for one in model.state_dict().values()):
+    elif any(type(value) in (DTensor, SHARDED_TENSOR.value) for value in model.state_dict().values()):
         why = "ranks wait for ever: it cannot broadcast sharded tensors"
     elif cell.world.device.type != "cpu":
         why = "ranks wait for ever: where a group has a backend for the CPU too it broadcasts from there"
     if why:
         cell.leave_out(["model_equal"], why, Place("read by BroadcastingTorchSaveReader"))
         return
-    part = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, how=", broadcast")
-    before = checks.make_different(cell, target, part)
+    model_only = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, how=", broadcast")
+    before = checks.make_different(cell, target, model_only)
     with cell.phase("load", "broadcast"):
         dcp.load(
             {"model": model},
@@ -74,4 +74,4 @@ def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -
             planner=DynamicMetaLoadPlanner(),
             process_group=cell.world.checkpoint_group,
         )
-    checks.verify_restored(cell, target, part, before)
+    checks.verify_restored(cell, target, model_only, before)

@@ -23,7 +23,7 @@ def in_place(cell: Cell) -> None:
     target = steps.build_target(cell, reference)
     controls = checks.make_different(cell, target, checkpoint)
     stateful = target.state()
-    given = {name: each.state_dict() for name, each in stateful.items()}
+    given = {name: stateful_object.state_dict() for name, stateful_object in stateful.items()}
     filled = dict(given)
     before = _places(given)
 
@@ -35,8 +35,8 @@ def in_place(cell: Cell) -> None:
             Compared.of(held, broken, [*before]),
             checkpoint.at("after the load in the checkpoint of step {step}"),
         )
-        for name, each in stateful.items():
-            each.load_state_dict(given[name])
+        for name, stateful_object in stateful.items():
+            stateful_object.load_state_dict(given[name])
 
     steps.load(cell, target, checkpoint, state=filled, install=verify_and_set)
     checks.verify_restored(cell, target, checkpoint, controls)

@@ -18,23 +18,23 @@ def save_over_it(cell: Cell) -> None:
     """Second stage: save another run over it under `load_parallel` on `load_world_size` ranks. A load
     restores that run. Files of the first save may remain, as long as no load reads them."""
     config = cell.config
-    other = cell.vary(
+    overwriting = cell.vary(
         parallel=config.loading,
         world_size=cell.world.size,
         seed=steps.other_seed(cell, 1),
         saves=1,
         save_at=None,
     )
-    other, unsaved = uninterrupted.begin(other)
-    reference = steps.build(other, unsaved)
-    steps.advance(other, reference, until=config.steps_before_save)
-    in_flight = steps.save(other, reference.trained, _NAME)
+    overwriting, unsaved = uninterrupted.begin(overwriting)
+    reference = steps.build(overwriting, unsaved)
+    steps.advance(overwriting, reference, until=config.steps_before_save)
+    in_flight = steps.save(overwriting, reference.trained, _NAME)
     in_flight.pending.wait()
     saved = in_flight.checkpoint
-    steps.advance(other, reference, until=other.config.last_step)
-    steps.decide_state(other, reference, [saved])
-    uninterrupted.compare(other, unsaved, reference)
+    steps.advance(overwriting, reference, until=overwriting.config.last_step)
+    steps.decide_state(overwriting, reference, [saved])
+    uninterrupted.compare(overwriting, unsaved, reference)
 
-    target = steps.build_target(other, reference)
-    checks.load_and_verify(other, target, saved)
-    checks.resume(other, target, saved, reference)
+    target = steps.build_target(overwriting, reference)
+    checks.load_and_verify(overwriting, target, saved)
+    checks.resume(overwriting, target, saved, reference)

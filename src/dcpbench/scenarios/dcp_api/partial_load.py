@@ -82,9 +82,9 @@ def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, s
         return checkpointer.read_tensor(saved.checkpoint_id, text_of((*prefix, *name)))
 
     with cell.phase("verify", "equality"):
-        found = compare_across(expected, actual, cell.world.group, recall)
+        mismatches = compare_across(expected, actual, cell.world.group, recall)
         control = compare_across(expected, changed, cell.world.group)
-        compared = Compared.of(found, control, controllable(expected))
+        compared = Compared.of(mismatches, control, controllable(expected))
         record_restored(cell, saved, {part: Comparison(expected, actual, compared)}, where)
 
     def unrequested(names: Iterable[Name]) -> list[Mismatch]:

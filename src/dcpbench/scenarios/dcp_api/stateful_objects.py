@@ -34,7 +34,7 @@ def object_scenario(
         order: reorders the keys of a state dict.
     """
     expected = _leaves(saved)
-    promised = snapshot_nested({name: _state_of(one) for name, one in saved.items()})
+    promised = snapshot_nested({name: _state_of(stateful) for name, stateful in saved.items()})
 
     def saved_state(run: Run) -> dict[str, Any]:
         state = {**run.state(), **saved}
@@ -54,22 +54,29 @@ def object_scenario(
     given = Recording(order(state) if order else state)
     steps.load(cell, target, checkpoint, state=given)
     checks.verify_restored(cell, target, checkpoint, controls)
-    loaded = {name: given[name] if isinstance(one, dict) else one for name, one in fresh.items()}
+    loaded = {
+        name: given[name] if isinstance(fresh_object, dict) else fresh_object
+        for name, fresh_object in fresh.items()
+    }
     with cell.phase("verify", "equality"):
         cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), checkpoint.place)
     checks.resume(cell, target, checkpoint, reference)
     return checkpoint, given
 
 
-def _state_of(one: Any) -> dict[str, Any]:
-    state: dict[str, Any] = one if isinstance(one, dict) else one.state_dict()
+def _state_of(stateful: Any) -> dict[str, Any]:
+    state: dict[str, Any] = stateful if isinstance(stateful, dict) else stateful.state_dict()
     return state
 
 
 def _leaves(objects: dict[str, Any]) -> Leaves:
     """Return the contents of objects, with the numbers that gathering ones have gathered."""
-    seen = {name: {"seen": one.seen} for name, one in objects.items() if isinstance(one, Gathering)}
-    state = {name: {**_state_of(one), **seen.get(name, {})} for name, one in objects.items()}
+    seen = {
+        name: {"seen": gathering.seen}
+        for name, gathering in objects.items()
+        if isinstance(gathering, Gathering)
+    }
+    state = {name: {**_state_of(stateful), **seen.get(name, {})} for name, stateful in objects.items()}
     return retained(snapshot_nested(state))
 
 
@@ -99,9 +106,9 @@ class Gathering(TensorObject):
 
     def meet(self) -> list[int]:
         """Exchange the ranks' numbers; collective."""
-        mine = torch.tensor([self.world.rank], device=self.world.device)
-        theirs = [torch.empty_like(mine) for _ in range(self.world.size)]
-        dist.all_gather(theirs, mine)
+        rank = torch.tensor([self.world.rank], device=self.world.device)
+        theirs = [torch.empty_like(rank) for _ in range(self.world.size)]
+        dist.all_gather(theirs, rank)
         return [int(number) for number in theirs]
 
 
@@ -118,8 +125,8 @@ def key_order(cell: Cell) -> None:
     """Ranks list their stateful objects in different orders, and loading them is collective: if ranks loaded
     in their own orders they would deadlock. The load ends, and every object gets its own state."""
     saved = _objects(cell.world, 1)
-    for each in saved.values():
-        each.seen = each.meet()
+    for gathering in saved.values():
+        gathering.seen = gathering.meet()
     object_scenario(cell, saved, _objects(cell.world, 5), partial(_turned, cell))
 
 
@@ -178,11 +185,13 @@ def plain_values(device: torch.device, which: int) -> dict[str, Any]:
 
 
 def _wrong(given: Recording, stateful: Counting) -> list[Mismatch]:
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     if given["stateful"] is not stateful or "stateful" in given.was_set:
-        found.append(contract.violation("stateful", "it was replaced by another object"))
+        mismatches.append(contract.violation("stateful", "it was replaced by another object"))
     elif stateful.loads != 1:
-        found.append(contract.violation("stateful", f"its load_state_dict was called {stateful.loads} times"))
+        mismatches.append(
+            contract.violation("stateful", f"its load_state_dict was called {stateful.loads} times")
+        )
     if "plain" not in given.was_set:
-        found.append(contract.violation("plain", "the loaded dictionary was not put back"))
-    return found
+        mismatches.append(contract.violation("plain", "the loaded dictionary was not put back"))
+    return mismatches

@@ -29,8 +29,8 @@ def sub_groups(cell: Cell) -> None:
     _save_and_load(cell, number, half)
 
     target = steps.build_target(cell, reference)
-    for other, checkpoint in enumerate(reversed(checkpoints)):
-        checks.load_and_verify(cell, target, checkpoint, other)
+    for variation, checkpoint in enumerate(reversed(checkpoints)):
+        checks.load_and_verify(cell, target, checkpoint, variation)
         checks.resume(cell, target, checkpoint, reference)
     checks.verify_saved_again(cell, target, checkpoints[0], reference)
 
