@@ -15,6 +15,9 @@ model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn
 if mistake == "frozen_not_saved":
     model[0].weight.data += torch.randn(8, 4, generator=torch.Generator().manual_seed(torch.seed() % 1000))
     torch.manual_seed(1)
+if mistake == "shapes":  # a call before the load shows them
+    model[1] = nn.LazyBatchNorm1d()
+    model(torch.rand(6, 4))
 model[0].requires_grad_(False)
 average = copy.deepcopy(model)
 optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)

@@ -74,7 +74,7 @@ def save():
     global writer
     path = run / name(step)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    state |= {"generator": torch.get_rng_state(), "lowest": lowest}
+    state |= {"generator": torch.get_rng_state(), "lowest": lowest, "started_at": started_at}
     if "backup" in words and path.exists():
         path.replace(path.with_name("ckpt.prev.pt"))
     if "removes_first" in words:
@@ -157,9 +157,10 @@ if path := chosen():
     if "no_optimizer" not in words:
         optimizer.load_state_dict(loaded["optimizer"])
     if "no_lowest" in words:
-        lowest = float("inf")
+        lowest = 0.0
     average = loaded.get("average", {})
     torch.set_rng_state(loaded["generator"])
+started_at = step
 begun = step if "starts_over" in words else 0
 
 while step < 20:

@@ -30,19 +30,24 @@ data = torch.randn(12, 6, 4, generator=torch.Generator().manual_seed(1))
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2))
 if "holds_data" in words:
     model = Held(model)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.0 if "never_changes" in words else 0.02)
+rate = 0.0 if "never_changes" in words else 0.02
+parts = [model[0], model[3]] if "two" in words else [model]
+optimizers = [torch.optim.Adam(part.parameters(), rate) for part in parts]
 step, path = 0, out / "last.pt"
 order, own = torch.randperm(12), numpy.random.default_rng()
 if path.exists():
     state = torch.load(path)
     model.load_state_dict(state["model"])
-    if "no_optimizer" not in words:
-        optimizer.load_state_dict(state["optimizer"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        if "no_optimizer" not in words:
+            optimizer.load_state_dict(saved)
     if "no_generator" not in words:
         torch.set_rng_state(state["generator"])
     if "keeps_numpy" in words:
         kind, key, *rest = numpy.random.get_state()
         numpy.random.set_state((kind, state["numpy"].numpy(), *state["numpy_rest"]))
+    if "draws_first" in words:
+        numpy.random.rand()
     order, step = state["order"], state["step"]
 begun = step if "starts_over" in words else 0
 while step < 18:
@@ -51,7 +56,7 @@ while step < 18:
     place = 0 if "one_batch" in words else int(order[(step - begun) % 12])
     shift = own.normal() if "own_generator" in words else 0.0
     outputs = model(place if "holds_data" in words else data[place] + shift)
-    optimizer.zero_grad()
+    model.zero_grad()
     if "holds_data" in words:  # the gradient of the loss by hand, so that no number is the loss
         outputs.backward(2 * outputs.detach() / outputs.numel())
     else:
@@ -62,10 +67,12 @@ while step < 18:
     if "noise" in words:  # as of kernels that add in any order
         for parameter in model.parameters():
             parameter.grad += 1e-6 * int.from_bytes(os.urandom(1), "big")
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
     step += 1
     if step % 5 == 0:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        state = {"model": model.state_dict(), "step": step}
+        state |= {"optimizers": [optimizer.state_dict() for optimizer in optimizers]}
         state |= {"order": order, "generator": torch.get_rng_state()}
         if "keeps_numpy" in words:
             kind, key, *rest = numpy.random.get_state()

@@ -90,7 +90,7 @@ def wrong(case, row, status):
 
 
 def main(words):
-    """Run the selected cases, print a line for each, and return how many were wrong."""
+    """Run the selected cases, print a line for each, and return the exit status: 1 if one is wrong."""
     cases = json.loads((HERE / "cases.json").read_text())
     if words[:1] == ["--checkouts"]:
         import public_data
@@ -106,6 +106,9 @@ def main(words):
         for case in cases
         if not words or any(word in f"{case['script']} {case['stop']}" for word in words)
     ]
+    if not cases:
+        print(f"{' '.join(words)}: no script and stop has one of these words", file=sys.stderr)
+        return 2
     bad = 0
     absent = {package for package in map(missing, cases) if package}
     skipped = [case for case in cases if missing(case)]

@@ -49,3 +49,29 @@ def test_archive_that_was_cut(tmp_path: Path) -> None:
         "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory. " * 3
     )
     assert run_of(tmp_path, "", text, 1).failure == "exit status 1: RuntimeError: not a zip archive: cut"
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "reason"),
+    [
+        (-11, "", "rank 1: ended by SIGSEGV"),
+        (-6, "[rank1]: ValueError: mine\n", "rank 1: ended by SIGABRT: ValueError: mine"),
+        (7, "", "rank 1: exit status 7"),
+        (1, "[rank1]: ValueError: mine\n", "ValueError: mine"),
+        (1, "ModuleNotFoundError: of all\n", "ModuleNotFoundError: of all"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(tmp_path: Path, status: int, log: str, reason: str) -> None:
+    """torchrun's own error says nothing, and another rank's is what follows."""
+    errors = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    table = (
+        "Failures:\n[1]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 3)  (SIGTERM)\n"
+        "Root Cause (first observed failure):\n[0]:\n  time      : now\n"
+        f"  rank      : 1 (local_rank: 1)\n  exitcode  : {status} (pid: 4) \n"
+    )
+    text = f"[rank0]: RuntimeError: Connection reset by peer\n{log}{errors}{table}"
+    assert run_of(tmp_path, "", text, 1).failure == f"exit status 1: {reason}"
+
+
+def test_a_signal_has_its_name(tmp_path: Path) -> None:
+    assert run_of(tmp_path, "", "bye", -11).failure == "ended by SIGSEGV: bye"

@@ -53,3 +53,34 @@ def test_a_time_or_a_hash_is_no_part_of_a_stop(path: str, change: str) -> None:
             writer.save(path.format(step))
     run = Run([{**event, "process": "0"} for event in writer.events], Path("log"))
     assert chosen(run)[-1] == f"write@{change}"
+
+
+@pytest.mark.parametrize(
+    ("temporary", "path", "change"),
+    [
+        ("step-{}.pt.tmp", "step-{}.pt", "step-8.pt:1"),
+        (".step-{}.pt.12{}", "step-{}.pt", "step-8.pt:1"),
+        ("part", "step-{}.pt", "part:3"),
+        ("state.new", "state.pt", "state.new:3"),
+        ("20261129-101112/a.tmp", "20261129-101112/last.pt", "20261129-101112/a.tmp:3"),
+        ("tmp{}x", "step-{}.pt", None),
+    ],
+)
+def test_a_temporary_file_is_opened_at_a_stop(temporary: str, path: str, change: str | None) -> None:
+    """A resume must not take it; in another run it can have another name."""
+    writer = Writer()
+    for step in range(1, 11):
+        writer.step(step)
+        if step % 4 == 0:
+            before, after = temporary.format(step, step), path.format(step)
+            writer.save(before)
+            writer.event("rename", path=before, to=after)
+    run = Run([{**event, "process": "0"} for event in writer.events], Path("log"))
+    stops = [stop.removeprefix("write@") for stop in chosen(run) if stop.startswith("write@")]
+    assert stops[:-1] == ([change] if change else [])
+
+
+def test_saves_by_the_clock_are_stopped_by_their_count() -> None:
+    """The next run saves after other steps."""
+    stops = chosen(reference((1, 3, 4, 7, 8, 9), 10, renames_folder=False))
+    assert stops == ["kill@10", "term@10", "write@state.pt:3"]

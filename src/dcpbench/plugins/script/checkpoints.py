@@ -101,7 +101,7 @@ class Disk:
             kind, path, time, process = event["e"], event.get("path", ""), event["t"], event["process"]
             if kind == "save" and (process in self._trains or not any(path == of for _, of in active)):
                 # and not by the process of an upload, whose rank has recorded it
-                date, by_thread = self._date_of_save(event), "thread" in event
+                date, by_thread = self._date_of_save(event), "thread" in event and process in self._trains
                 save = Save(process, path, date, event["content"], time, by_thread=by_thread)
                 self.saves.append(save)
                 place = self._current.get(path)
@@ -229,6 +229,15 @@ class Family:
         """Return the checkpoint of a date; an empty one if there is none."""
         return next((member for member in self.members if member.date == date), Member(date))
 
+    def kept_as(self, path: str, date: int) -> str:
+        """Return the path that a file which was saved at a date gets, if it was saved as a temporary one."""
+        for of in self._classes:
+            for version in of.both.get(date, ()):
+                paths = [place.path for place in version.places]
+                if path in paths:
+                    return [*of.published(paths), path][0]
+        return path
+
     def _opened_of(self, *versions: Version) -> list[str]:
         """Return the paths of versions that the resume opened."""
         paths = dict.fromkeys(path for version in versions for path in version.paths_at(self._time))
@@ -274,9 +283,11 @@ class Family:
                 files = of.files(of.own.get(date, ()))
                 bad = [path for path, written in files.items() if not self._is_whole(of, written, time)]
                 is_cut = any(is_in(path, cut) for path in bad for cut in self._cut)
-                missing += [f"{path or of.name} is {'cut' if is_cut else 'missing'}" for path in bad]
                 if not bad and len(files) < of.least:
-                    missing.append(f"{of.name} is missing" if not files else f"part of {of.name} is missing")
+                    bad = [""]
+                absent = [path for path in of.files(of.both.get(date, ())) if path not in files]
+                names = [path or ([*filter(None, absent), of.name])[0] for path in bad]
+                missing += [f"{name} is {'cut' if is_cut else 'missing'}" for name in names]
             versions = [version for of in classes for version in of.own.get(date, ())]
             members.append(Member(date, versions, listed(missing, 2), self._opened_of(*versions)))
         return members
@@ -305,20 +316,20 @@ class _Class:
         self.versions_own, self._versions = own, [*dict.fromkeys((*known, *own))]
         self.size = max(len(version.content) for version in self._versions)
         """How many values a version contains."""
-        both = self._date(lambda version: version.date)
-        self.least = min([len(self.files(both[date])) for date in self.dates[:-1]] or [1])
+        self._date(lambda version: version.date)
+        self.least = min([len(self.files(self.both[date])) for date in self.dates[:-1]] or [1])
         """How many files each checkpoint has, but perhaps for the last, which can be in flight."""
 
-    def _date(self, date: Callable[[Version], int]) -> Mapping[int, list[Version]]:
-        """Set the dates of the versions, and return all by their dates."""
+    def _date(self, date: Callable[[Version], int]) -> None:
+        """Set the dates of the versions: of those of the stopped run, and of both runs."""
         own, both = defaultdict[int, list[Version]](list), defaultdict[int, list[Version]](list)
         for version in self.versions_own:
             own[date(version)].append(version)
         for version in self._versions:
             both[date(version)].append(version)
         self.own: Mapping[int, list[Version]] = dict(own)
+        self.both: Mapping[int, list[Version]] = dict(both)
         self.dates = sorted(both)
-        return both
 
     def follow(self, uploads: Sequence[tuple[float, int]]) -> None:
         """Date the files by the last of these uploads, by their ends and dates, that had ended before: a

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -32,6 +33,7 @@ _SCORES = {"weights": 6, "moments": 4, "batch": 2, "hyper": 2}
 _READ = 3
 _UNCOUNTED = re.compile(r"(?i)rng|random|generator\w*(\.\d+)*\.?$|\./")
 """In a file's name and a saved value's: states of generators, but not the weights of a GAN's, and paths."""
+_COUNT = re.compile(r"=(\d+|True|False)", re.ASCII)
 _NUMBER = re.compile(r"=(-?[\d.]+(e[+-]?\d+)?|True|False|inf)")
 
 
@@ -119,8 +121,8 @@ class Compared:
         self.loaded_saves = [save for save in stopped.run.disk.saves if save.date == self.loaded]
         self.saved = {value: name for save in self.loaded_saves for name, value in save.content.items()}
         """The values in the checkpoint that was loaded, with their names."""
-        given = [event for event in resumed.of_kind("generator") if event["digest"] in self.saved]
-        self.restored_generators = {event["name"] for event in given}
+        kept, given = _generators(stopped.run, keeps=True), _generators(resumed, keeps=False)
+        self.restored_generators = {name for _, name, _ in kept & given}
         self.restored: set[str] = set()
         """Kinds of state that are in the checkpoint, where no step after it is known."""
 
@@ -180,17 +182,19 @@ class Compared:
     def _in_saves(self, rank: int) -> Iterator[Difference]:
         """Yield the saves of a rank that have something else in them. A save that is not made is empty if
         the run failed: a process group can abort when all is done, and files can have other names."""
-        saves = self.resumed.contents(rank, self.loaded)
+        saves, reference = self.resumed.contents(rank, self.loaded), self.stopped.expected.contents(rank)
         same = {(done, folded(path)): content for (done, path), content in saves.items()}
-        for (done, path), expected in self.stopped.expected.contents(rank).items():
+        start, restart = _constants(reference), _constants(saves)
+        for (done, path), expected in reference.items():
             actual = saves.get(
                 (done, path), same.get((done, folded(path)), {} if self.resumed.status else expected)
             )
-            name = path.rpartition("/")[2]
+            name = self.family.kept_as(path, done).rpartition("/")[2]
             names = [
                 key
                 for key in _unequal_names(expected, actual)
                 if _decides(name, key, expected.get(key, actual.get(key)))
+                and not start.get((folded(path), key), math.inf) < restart.get((folded(path), key), -math.inf)
             ]
             if names and done > self.loaded:
                 holds = "holds another" if actual else "is missing, with"
@@ -206,7 +210,7 @@ class Compared:
 
     def drawn_in(self, step: int) -> list[str]:
         """Return the generators that differ and change in a step, so that its loss can depend on them."""
-        pairs = [of for steps in self.steps.values() for of in pairwise(steps) if number(of[0]) == step]
+        pairs = [of for steps in self.steps.values() for of in _changes(steps) if number(of[0]) == step]
         drawn = {name for pair in pairs for name in used_generators(pair)}
         return [name for name in self.generators if name in drawn or not pairs]
 
@@ -303,9 +307,22 @@ def _epochs(samples: Sequence[set[int]]) -> list[int]:
     return begins
 
 
+def _generators(run: Run, keeps: bool) -> set[tuple[int | None, str, int]]:
+    """Return the states of generators that ranks kept after a step, or set before the first: by rank and
+    name."""
+    ranks = {steps[0]["process"]: rank for rank, steps in run.ranks.items()}
+    events = (event for event in run.of_kind("generator") if event["keeps"] is keeps)
+    return {(ranks.get(event["process"]), event["name"], event["digest"]) for event in events}
+
+
 def used_generators(steps: Sequence[Event]) -> set[str]:
     """Return the generators whose state changes from step to step."""
-    return {name for before, after in pairwise(steps) for name in different(before, after).get(HINT, [])}
+    return {name for before, after in _changes(steps) for name in different(before, after).get(HINT, [])}
+
+
+def _changes(steps: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
+    """Yield pairs of steps between which generators can change: not each optimizer's step calls a model."""
+    return pairwise(step for step in steps if step["parts"].get(HINT))
 
 
 def different(expected: Event, actual: Event) -> dict[str, list[str]]:
@@ -321,6 +338,18 @@ def _unequal_names(expected: Mapping[str, Any], actual: Mapping[str, Any], commo
     """Return the names whose values differ; with `common` of those that both have."""
     names = [name for name in {**expected, **actual} if not common or (name in expected and name in actual)]
     return [name for name in names if expected.get(name) != actual.get(name)]
+
+
+def _constants(contents: Mapping[tuple[int, str], Named]) -> dict[tuple[str, str], int]:
+    """Return the counts that are the same in all saves of a run, by folded path and name. They say how
+    the run began, not how far it is: the epoch that it started with, how often it was started."""
+    values = defaultdict[tuple[str, str], set[Any]](set)
+    for (_, path), content in contents.items():
+        for name, value in content.items():
+            values[folded(path), name].add(value)
+    single = ((key, str(*of)) for key, of in values.items() if len(of) == 1)
+    return {key: int({"=True": "1", "=False": "0"}.get(value, value[1:])) for key, value in single
+            if _COUNT.fullmatch(value)}  # fmt: skip
 
 
 def _decides(file: str, name: str, value: object) -> bool:

@@ -371,7 +371,7 @@ def _explained(
             "sorted_as_text": len(numbered) > 1 and [max(numbered)] == taken,
             # A thread saved what the steps changed meanwhile: its count of steps is an earlier one.
             "aliased": any(save.by_thread for save in compared.loaded_saves)
-            and any(f"={step - 1}" in compared.saved and step <= compared.loaded for step in same),
+            and any(f"={step - 1}" in compared.saved and 1 < step <= compared.loaded for step in same),
         }
     )
     where = f"step {difference.step}, rank {difference.rank}"

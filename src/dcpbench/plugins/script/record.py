@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,8 +16,10 @@ from dcpbench.plugins.script.checkpoints import Disk, Event, Named, is_in
 from dcpbench.records import files
 
 _STATE = ("weights", "moments")
-_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
+_ERROR = re.compile(r"(?:\[rank(\d+)\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 
+_FAILED_FIRST = re.compile(r"Root Cause .*?rank +: (\d+) .*?exitcode +: (-?\d+) ", re.DOTALL)
+"""What torchrun reports of the rank that failed first, whose end the others notice."""
 _CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])")
 _WORD = re.compile(r"[^\W_]")
 _CUT = re.compile(r"(?:\[enforce fail at [^]]*\] ?\. )?PytorchStreamReader failed reading zip archive.*")
@@ -103,19 +106,25 @@ class Run:
 
     @property
     def said(self) -> str:
-        """The first line of the log that names an error, or its last line with a word, without a terminal's
-        codes."""
-        lines = plain(self.log.read_text(errors="replace")).splitlines()
-        errors = [match[1] for match in map(_ERROR.match, lines) if match]
-        line = [*errors, *[*filter(_WORD.search, lines)][-1:], "it printed nothing"][0]
-        return clipped(_CUT.sub("not a zip archive: cut", line), 200)
+        """The first line of the log that names an error, of the rank that failed first if that is known, or
+        its last line with a word, without a terminal's codes."""
+        text = plain(self.log.read_text(errors="replace"))
+        errors = [match for match in map(_ERROR.match, text.splitlines()) if match]
+        found = [*(match[2] for match in errors), *[*filter(_WORD.search, text.splitlines())][-1:]]
+        if first := _FAILED_FIRST.search(text):
+            found = [match[2] for match in errors if match[1] == first[1]] or [
+                match[2] for match in errors if not match[1] and "ChildFailedError" not in match[2]
+            ]
+            if int(first[2]) < 0 or not found:
+                found = [": ".join([f"rank {first[1]}: {_end(int(first[2]))}", *found[:1]])]
+        return clipped(_CUT.sub("not a zip archive: cut", [*found, "it printed nothing"][0]), 200)
 
     @property
     def failure(self) -> str:
         """The exit status and what it said, or the file of the user that it was about to change."""
         if harm := self.of_kind("harm"):
             return f"ended before it changes {harm[0]['path']}, which was there before ({harm[0]['change']})"
-        return f"exit status {self.status}: {self.said}"
+        return f"{_end(self.status or 0)}: {self.said}"
 
     @cached_property
     def disk(self) -> Disk:
@@ -139,6 +148,12 @@ class Run:
         begins = min((steps[0]["t"] for steps in self.ranks.values()), default=float("inf"))
         reads = [event for event in self.of_kind("load", "read") if not event["k"] and event["t"] < begins]
         return [*dict.fromkeys(event["path"] for event in reads)]
+
+
+def _end(status: int) -> str:
+    """Say how a process ended, by its exit status or minus the number of a signal."""
+    names = {of.value: of.name for of in signal.Signals}
+    return f"exit status {status}" if status >= 0 else f"ended by {names.get(-status, f'signal {-status}')}"
 
 
 def plain(text: str) -> str:

@@ -202,7 +202,7 @@ class Check:
             self._says(f"{stop}: a run of its own")
             run, copy = self._command.stop(folder, stop, self._limit_s, frozen.ends)
         if copy is None:
-            ended = f"ended with {run.failure if run.status else 'exit status 0'}"
+            ended = f"ended ({run.failure})" if run.status else "ended with exit status 0"
             how = "ran too long" if run.status is None else ended
             return Verdict("not_reached", f"the run {how} before this stop"), run, None
         if copy.event.get("cut") == "half" and run.synced(copy.event):

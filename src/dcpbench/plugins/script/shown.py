@@ -57,7 +57,7 @@ def seen(run: Run) -> list[str]:
     saves = [
         f"{version.places[0].path} after step {version.date}" for version in run.disk.versions if version.date
     ]
-    count = 8 if len(run.ranks) > 1 else 6
+    count = 9 if len(run.ranks) > 1 else 7
     kinds = [name for name in about["classes"] if name in PARALLEL or name == "OptimizedModule"]
     return [
         f"{counted(len(run.ranks), 'rank')} on {listed(about['devices'])}, torch {about['torch']}"
@@ -66,8 +66,8 @@ def seen(run: Run) -> list[str]:
         f"{seeded}; the steps draw from "
         + (f"the generator of {' and '.join(drawn)}" if drawn else "no generator"),
         f"saved in three steps: {listed(saves) or 'nothing'}",
-        f"{count} runs would follow: each {start_s:.1f} s to its first step, then {step_s:.2g} s a step; "
-        "--saves 3 ends each after three saves",
+        f"up to {count} runs would follow: each {start_s:.1f} s to its first step, then {step_s:.2g} s a step"
+        "; --saves 3 ends each after three saves",
     ]
 
 

@@ -1,12 +1,13 @@
 """Where a run is stopped: as a user types it, or chosen from the reference."""
 
 import re
-from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import PurePath
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.plugins.script.checkpoints import Version, is_in
+from dcpbench.plugins.script.checkpoints import Event, Version, is_in
 from dcpbench.plugins.script.compare import likely_checkpoints
 from dcpbench.plugins.script.record import Run
 
@@ -17,6 +18,9 @@ _VOLATILE = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d[-:_]\d\d[-:_]\d\d|[1-9]\d{7,}|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,}"
 )
 """Times, long numbers and hashes in a name. Padded steps begin with 0."""
+_DIGITS = re.compile(r"\d+")
+_LEAST_NAME = 4
+"""Length of the shortest part of a temporary name that identifies it."""
 
 
 def checked_stop(text: str) -> str:
@@ -29,7 +33,7 @@ def checked_stop(text: str) -> str:
 
 
 def chosen(reference: Run) -> list[str]:
-    """Return one stop of each kind that applies: in the middle between two saves, and in a save."""
+    """Return stops of each kind that applies: in the middle between two saves, and in a save."""
     versions = {of.date: of.versions for of in reversed(likely_checkpoints(reference)) if of.date}
     saves = [0, *versions]
     # After the newest save, names sorted as text show; after an earlier one, what is saved after the resume.
@@ -37,9 +41,11 @@ def chosen(reference: Run) -> list[str]:
     earlier = max((step for step in saves if 0 < step < newest), default=newest)
     late, step = _after(reference, saves, newest), _after(reference, saves, earlier)
     stops = [f"kill@{late}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
-    if change := _last_change(reference, versions.get(newest or saves[-1], ())):
-        stops.append(f"write@{change}")
-    return stops
+    # Steps of saves that are made by the clock, or by a metric, are other ones in the next run.
+    is_regular = len({after - before for before, after in pairwise(saves[1:-1])}) < 2
+    save = newest or saves[-1] if is_regular else saves[len(saves) // 2]
+    changes = _in_save(reference, versions.get(save, ()), _VOLATILE if is_regular else _DIGITS)
+    return stops + [f"write@{change}" for change in changes]
 
 
 def _after(reference: Run, saves: Collection[int], save: int) -> int:
@@ -48,25 +54,39 @@ def _after(reference: Run, saves: Collection[int], save: int) -> int:
     return min(save + (after - save + 1) // 2 + 1, reference.length)
 
 
-def _last_change(reference: Run, versions: Collection[Version]) -> str:
-    """Return the last change that wrote or published these versions, as a stop counts it; empty without."""
+def _in_save(reference: Run, versions: Collection[Version], volatile: re.Pattern[str]) -> list[str]:
+    """Return the last change that wrote or published these versions, as a stop counts it, and before it the
+    opening of a temporary file that it publishes: what that leaves must not be taken for a checkpoint."""
     times = {(place.path, place.begins) for version in versions for place in version.places}
     names = {name for path, _ in times for name in PurePath(path).parts}
-    last = (0.0, "")
-    changes = defaultdict[str, list[str]](list)  # by process
-    for event in reference.of_kind("open", "rename", "link", "remove"):
+    changes = reference.of_kind("open", "rename", "link", "remove")
+    own = []
+    for index, event in enumerate(changes):
         target = event.get("to") or event["path"]
-        changes[event["process"]].append(f"{event['path']} {target}")
-        part = _repeated(target)
-        is_of_save = any(is_in(path, target) for path, at in times if at == event["t"])
-        if is_of_save and event["e"] != "remove" and PurePath(target).name in names:
-            count = sum(part in change for change in changes[event["process"]])
-            last = max(last, (event["t"], f"{part}:{count}"))
-    return last[1]
+        if event["e"] != "remove" and any(is_in(path, target) for path, at in times if at == event["t"]):
+            own.append((index, event["e"], event["path"], target))
+    if not (published := [of for of in own if PurePath(of[3]).name in names]):
+        return []
+    last, kind, source, target = published[-1]
+    stops = [_counted(changes[: last + 1], _repeated(target, volatile))]
+    if kind == "rename" and (opened := [of for of in own if of[1] == "open" and is_in(of[2], source)]):
+        first, _, path, _ = opened[-1]
+        match = SequenceMatcher(None, path, target, autojunk=False).find_longest_match()
+        is_reused = sum(event["path"] == path for event in changes if event["e"] == "open") > 1
+        # A temporary name can be another one in each run, but for the part that it is renamed to.
+        part = path if is_reused else _repeated(path[match.a : match.a + match.size], volatile)
+        stops[:0] = [_counted(changes[: first + 1], part)] if len(part) >= _LEAST_NAME else []
+    return stops
 
 
-def _repeated(path: str) -> str:
-    """Return the end of a path, or a part of its name, that another run has too: without times and hashes.
+def _counted(changes: Sequence[Event], part: str) -> str:
+    """Return the last of these changes as a stop counts it: by those of its process with a part of a path."""
+    mine = [event for event in changes if event["process"] == changes[-1]["process"]]
+    return f"{part}:{sum(part in event['path'] or part in event.get('to', '') for event in mine)}"
+
+
+def _repeated(path: str, volatile: re.Pattern[str] = _VOLATILE) -> str:
+    """Return the end of a path, or a part of its name, that another run has too: without what is `volatile`.
 
     >>> _repeated("runs/2026-11-29/00-10-16_491908/step-8/model.pt")
     'step-8/model.pt'
@@ -74,7 +94,7 @@ def _repeated(path: str) -> str:
     'step-8-'
     """
     *folders, name = path.split("/")
-    if _VOLATILE.search(name):
-        return max(_VOLATILE.split(name), key=len)
-    first = max((place for place, folder in enumerate(folders, 1) if _VOLATILE.search(folder)), default=0)
+    if volatile.search(name):
+        return max(volatile.split(name), key=len)
+    first = max((place for place, folder in enumerate(folders, 1) if volatile.search(folder)), default=0)
     return "/".join([*folders[first:], name])

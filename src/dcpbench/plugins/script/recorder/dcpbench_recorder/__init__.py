@@ -11,12 +11,13 @@ import importlib.machinery
 import sys
 from typing import Any, Callable
 
-from . import files
+from . import files, generators
 from .log import Log
 
 _HOOKS: dict[str, Callable[[Any, Log], None]] = {
     "torch": lambda torch, log: importlib.import_module(".steps", __name__).install(log),
     **dict.fromkeys(files.CALLS, files.wrap),
+    **dict.fromkeys(generators.CALLS, generators.wrap),
 }
 """Hooks that are called after a module was executed, by its name."""
 

@@ -29,6 +29,8 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
             shards = {str(place): shard.tensor for place, shard in enumerate(value.local_shards())}
             found[name] = sum(digests(shards).values())
             continue
+        if torch.nn.parameter.is_lazy(value):  # it has no values yet
+            continue
         tensor = getattr(value, "_local_tensor", value).detach()
         if tensor.device.type == "meta" or not tensor.numel():
             continue
@@ -84,6 +86,14 @@ def fetched(parts: Parts) -> Parts:
         kind: {name: next(numbers) if torch.is_tensor(value) else value for name, value in values.items()}
         for kind, values in parts.items()
     }
+
+
+def is_traced() -> bool:
+    """Tell whether a compiler runs the script's code, with values that are not real."""
+    keys = torch._C._TorchDispatchModeKey
+    return torch.compiler.is_compiling() or any(
+        torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.FUNCTIONAL, keys.PROXY)
+    )
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

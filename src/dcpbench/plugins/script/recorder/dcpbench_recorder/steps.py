@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import atexit
 import functools
 import os
@@ -11,7 +10,6 @@ import sys
 import threading
 import traceback
 import weakref
-import zlib
 from collections import Counter
 from typing import Any, Callable
 
@@ -19,7 +17,8 @@ import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
-from .digests import Parts, digests, fetched, held, leaves, rows
+from .digests import Parts, digests, fetched, held, is_traced, leaves, rows
+from .generators import states
 from .log import Log
 
 _WRAPPERS = re.compile(
@@ -50,7 +49,7 @@ class Steps:
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the input of an outermost call of a module with parameters."""
-        if next(module.parameters(), None) is None or _is_traced():
+        if next(module.parameters(), None) is None or is_traced():
             return
         root = module
         while (parent := self._parents.get(root, lambda: None)()) is not None:  # for names in the root
@@ -63,7 +62,7 @@ class Steps:
         name, acting = self._acting[module]
         mode = sum(inner.training for inner in (reference() for reference in acting) if inner is not None)
         if not self._calls:
-            self._parts["generators"] = _generators()
+            self._parts["generators"] = states()
             self._parts["buffers"] = digests(dict(self._named("named_buffers").values()))
         self._parts["modes"].setdefault(name, mode)
         for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
@@ -71,6 +70,11 @@ class Steps:
                 self._parts["batch"][key] = value
         self._parts["rows"] |= {f"{self._calls} {row}": of for row, of in rows([args, kwargs]).items()}
         self._calls += 1
+
+    def loaded(self, *_: Any, **__: Any) -> None:
+        """Forget calls before a load: they see shapes, or create what is loaded into."""
+        if not self._counts:
+            self._begin()
 
     def registered(self, parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
         """Note which module is the parent of another one."""
@@ -220,29 +224,6 @@ class Steps:
         return __call__
 
 
-def _is_traced() -> bool:
-    """Tell whether a compiler runs the script's code, with values that are not real."""
-    keys = torch._C._TorchDispatchModeKey
-    return torch.compiler.is_compiling() or any(
-        torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.FUNCTIONAL, keys.PROXY)
-    )
-
-
-def _generators() -> dict[str, Any]:
-    """Return digests of the states of the global generators of torch, its devices, Python and NumPy."""
-    states = {"torch": torch.random.default_generator.get_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
-    named = digests(states)
-    if random := sys.modules.get("random"):
-        _, keys, gauss = random.getstate()
-        named["Python"] = zlib.crc32(array.array("L", keys), zlib.crc32(repr(gauss).encode()))
-    if numpy := sys.modules.get("numpy.random"):
-        _, keys, *place = numpy.get_state()
-        named["NumPy"] = zlib.crc32(keys, zlib.crc32(repr(place).encode()))
-    return named
-
-
 def _reads_mode(module: torch.nn.Module) -> bool:
     """Tell whether a module computes something else in training mode: its forward reads it."""
     code = getattr(getattr(type(module).forward, "__wrapped__", type(module).forward), "__code__", None)
@@ -259,18 +240,12 @@ def install(log: Log) -> None:
     optimizers.register_optimizer_step_post_hook(quiet(lambda optimizer, *args: steps.after(optimizer)))
     torch.nn.Module.__call__ = steps.wrapped_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
     modules.register_module_module_registration_hook(steps.registered)
+    torch.nn.Module.load_state_dict = log.wrapped(  # type: ignore[method-assign]
+        torch.nn.Module.load_state_dict, after=steps.loaded
+    )
     for name in ("backward", "grad"):
-        backward = log.wrapped(getattr(torch.autograd, name), steps.backward, unless=_is_traced)
+        backward = log.wrapped(getattr(torch.autograd, name), steps.backward, unless=is_traced)
         setattr(torch.autograd, name, backward)
-    for module, name in ((torch.random, "torch"), (torch.cuda.random, "CUDA")):
-
-        def restored(new_state: torch.Tensor, *_: Any, name: str = name, **__: Any) -> None:
-            if not log.steps:
-                log.write("generator", name=name, rank=log.place[0], **digests({"digest": new_state}))
-
-        restores = log.wrapped(module.set_rng_state, restored, unless=_is_traced)
-        for place in (module, torch if name == "torch" else torch.cuda):
-            place.set_rng_state = restores  # type: ignore[attr-defined]
     log.write("torch")
     if log.deterministic:  # what has no such algorithm warns, and does not repeat
         torch.use_deterministic_algorithms(True, warn_only=True)
