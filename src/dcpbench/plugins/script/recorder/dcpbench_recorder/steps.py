@@ -37,6 +37,8 @@ class Steps:
         self._optimizers = weakref.WeakKeyDictionary[Any, int]()
         # Of a called module: its name, and the modules whose mode acts.
         self._acting = weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, list[Any]]]()
+        self._owners: dict[int, int] = {}  # of parameters, by id: the number of their optimizer
+        self._counted: set[int] = set()
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
         self._inside = threading.local()
@@ -92,7 +94,7 @@ class Steps:
 
     def before(self, optimizer: Any) -> None:
         """Record a step before it is made, and make the stop that is due."""
-        number = self._optimizers.setdefault(optimizer, len(self._optimizers))
+        number = self._number(optimizer)
         # DCP makes steps to create the state that a checkpoint is loaded into; scripts do so at the start.
         callers = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe())}
         has_trained = self._models or self._counts or self._parts["loss"]
@@ -103,6 +105,18 @@ class Steps:
         self._log.guarded(self._record, optimizer, number)
         if number == 0:  # unguarded: a signal's handler may raise what the script expects
             self._log.stop.before_step(self._log.steps + 1)
+
+    def _number(self, optimizer: Any) -> int:
+        """Return the number of an optimizer. One that is created for parameters of an earlier one, as when
+        layers are unfrozen, takes its number and counts on; one that steps inside another has its own."""
+        if optimizer not in self._optimizers:
+            places = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+            known = [self._owners[place] for place in places if place in self._owners]
+            number = min(known) if known and not self._recorded else 1 + max(self._counted, default=-1)
+            self._optimizers[optimizer] = number
+            self._counted.add(number)
+            self._owners = {**dict.fromkeys(places, number), **self._owners}
+        return self._optimizers[optimizer]
 
     def after(self, optimizer: Any) -> None:
         """Count a step that was made."""
