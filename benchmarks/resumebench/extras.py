@@ -25,8 +25,20 @@ schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
 micro = step = 0
 target = 1.0
+
+
+def unfreeze():
+    """Train all layers, with a new optimizer."""
+    global optimizer, schedule
+    model.requires_grad_(True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+
+
 for path in sorted(out.glob("checkpoint-??.pt"), reverse=True)[:1]:
     state = torch.load(path)
+    if mistake == "unfreezes" and state["step"] > 4:
+        unfreeze()
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
@@ -68,6 +80,8 @@ while step < 12:
         with torch.no_grad():
             for mean, value in zip(average.parameters(), model.parameters(), strict=True):
                 mean.lerp_(value, 0.1)
+        if mistake == "unfreezes" and step == 4:
+            unfreeze()
         step_of_save |= step % 3 == 0 and mistake != "saves_between"
     if step_of_save:
         state = {

@@ -6,6 +6,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Model(nn.Sequential):
+    """Layers whose activations are computed again in the backward pass."""
+
+    def forward(self, batch):
+        """Return the values for a batch."""
+        return self[1](checkpoint(self[0], batch, use_reentrant=False))
+
 
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 torch.use_deterministic_algorithms(True)
@@ -15,9 +25,8 @@ generator = torch.cuda if device == "cuda" else torch
 half = torch.float16 if device == "cuda" else torch.bfloat16
 torch.manual_seed(0)
 layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 4)).to(
-    device
-)
+layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 4)
+model = Model(*layers).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
 scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=5)
 step = 0

@@ -281,13 +281,15 @@ class Family:
                 if not of.size and self._is_whole(of, later, time):
                     continue  # a pointer that is written over is there
                 files = of.files(of.own.get(date, ()))
-                bad = [path for path, written in files.items() if not self._is_whole(of, written, time)]
-                is_cut = any(is_in(path, cut) for path in bad for cut in self._cut)
+                bad = {path: own for path, own in files.items() if not self._is_whole(of, own, time)}
                 if not bad and len(files) < of.least:
-                    bad = [""]
-                absent = [path for path in of.files(of.both.get(date, ())) if path not in files]
-                names = [path or ([*filter(None, absent), of.name])[0] for path in bad]
-                missing += [f"{name} is {'cut' if is_cut else 'missing'}" for name in names]
+                    bad = {"": []}
+                absent = [path for path in of.files(of.both.get(date, ())) if path and path not in files]
+                for path, own in bad.items():
+                    is_cut = any(is_in(path, cut) for cut in self._cut)
+                    is_there = path and any(path in version.paths_at(time) for version in own)
+                    lack = "is cut" if is_cut else "was being written" if is_there else "is missing"
+                    missing.append(f"{path or [*absent, of.name][0]} {lack}")
             versions = [version for of in classes for version in of.own.get(date, ())]
             members.append(Member(date, versions, listed(missing, 2), self._opened_of(*versions)))
         return members

@@ -222,9 +222,12 @@ class Compared:
         first = max(begin for begin in begins if begin <= self._place)
         last = min((begin for begin in begins if begin > self._place), default=len(expected))
         seen, left = {*chain(*expected[first : self._place])}, {*chain(*expected[self._place : last])}
-        resumed = {*chain(*actual[: [*_epochs(actual)[1:], len(actual)][0]])}
+        rows = [*chain(*actual[: [*_epochs(actual)[1:], len(actual)][0]])]
+        resumed = {*rows}
         twice, never = len(resumed & seen), len(left - resumed)
         if 2 * len(resumed & (seen | left)) < len(resumed):  # random pieces, or augmented
+            return ""
+        if not twice and not never and len(rows) > len(resumed):  # the epochs are other ones
             return ""
         if not twice and not never:
             whole, more = self.stopped.whole, len(actual) - len(expected) + self._place

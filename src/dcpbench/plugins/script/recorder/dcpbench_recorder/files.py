@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Any, Callable
 
-from .log import Log
+from .log import Log, replace
 from .protection import CHANGES, full_path
 
 CALLS = {
@@ -107,13 +107,8 @@ _EVENTS: dict[str, Callable[..., None]] = {
 
 def wrap(module: Any, log: Log) -> None:
     """Replace the functions of a module that save or load by ones that record it."""
-    package = sys.modules.get(module.__name__.rpartition(".")[0])
     for name, action in CALLS[module.__name__].items():
-        function = getattr(module, name)
-        recorded = _recorded(function, action, log)
-        for place in (module, package):  # a package passes it on
-            if getattr(place, name, None) is function:
-                setattr(place, name, recorded)
+        replace(module, name, _recorded(getattr(module, name), action, log))
 
 
 def _recorded(function: Any, action: str, log: Log) -> Any:

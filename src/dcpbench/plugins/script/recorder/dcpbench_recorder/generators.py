@@ -7,7 +7,7 @@ import sys
 import zlib
 from typing import Any, Callable
 
-from .log import Log
+from .log import Log, replace
 
 CALLS = {
     "torch.random": ("torch", "get_rng_state", "set_rng_state"),
@@ -31,7 +31,7 @@ def wrap(module: Any, log: Log) -> None:
             if keeps == bool(log.steps):
                 log.write("generator", name=name, keeps=keeps, digest=states().get(name))
 
-        setattr(module, function, log.wrapped(getattr(module, function), after=seen, unless=_is_early))
+        replace(module, function, log.wrapped(getattr(module, function), after=seen, unless=_is_early))
 
 
 def states() -> dict[str, Any]:

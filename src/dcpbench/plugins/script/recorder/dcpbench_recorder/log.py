@@ -16,6 +16,14 @@ from typing import Any, Callable
 from .protection import Protection, full_path
 
 
+def replace(module: Any, name: str, function: Any) -> None:
+    """Replace a function of a module, and of its package where that passes it on."""
+    package, before = sys.modules.get(module.__name__.rpartition(".")[0]), getattr(module, name)
+    for place in (module, package):
+        if getattr(place, name, None) is before:
+            setattr(place, name, function)
+
+
 class Log:
     """Append events to the file of this process: one JSON object a line, with the number of optimizer steps
     done (`k`), the time (`t`), and the thread, if it is not the one that makes the steps. Paths are relative

@@ -42,6 +42,7 @@ class Steps:
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
         self._inside = threading.local()
+        self._is_in_backward = False
         self._begin()
 
     def _begin(self) -> None:
@@ -51,7 +52,7 @@ class Steps:
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the input of an outermost call of a module with parameters."""
-        if next(module.parameters(), None) is None or is_traced():
+        if self._is_in_backward or next(module.parameters(), None) is None or is_traced():
             return
         root = module
         while (parent := self._parents.get(root, lambda: None)()) is not None:  # for names in the root
@@ -217,6 +218,23 @@ class Steps:
         kwargs.pop("closure", None)
         return (optimizer, recorded, *args[2:]), kwargs
 
+    def wrapped_backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of autograd, in which modules are called to compute their activations again: with
+        these, and not with a batch."""
+
+        @functools.wraps(call)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if is_traced():
+                return call(*args, **kwargs)
+            self._log.guarded(self.backward, *args, **kwargs)
+            before, self._is_in_backward = self._is_in_backward, True
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._is_in_backward = before
+
+        return recorded
+
     def wrapped_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `Module.__call__`, which records outermost calls. A compiler does not see the difference."""
         is_compiling, grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -258,8 +276,7 @@ def install(log: Log) -> None:
         torch.nn.Module.load_state_dict, after=steps.loaded
     )
     for name in ("backward", "grad"):
-        backward = log.wrapped(getattr(torch.autograd, name), steps.backward, unless=is_traced)
-        setattr(torch.autograd, name, backward)
+        setattr(torch.autograd, name, steps.wrapped_backward(getattr(torch.autograd, name)))
     log.write("torch")
     if log.deterministic:  # what has no such algorithm warns, and does not repeat
         torch.use_deterministic_algorithms(True, warn_only=True)
