@@ -65,6 +65,9 @@ load_plugins()
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The compiler need not try the processor's vector instructions: ten CPU seconds in a new cache.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # A shell that starts the tests in the background has them ignore what comes from the terminal, and whatever
 # they start would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)

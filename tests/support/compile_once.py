@@ -5,20 +5,22 @@ seconds on each of four fresh ranks. Ranks of a driver of a shell do all of it; 
 """
 
 from contextlib import suppress
+from importlib.util import find_spec
 
 import torch
 from torch._dynamo.utils import counters
-from tqdm import tqdm
 
 
 def _twice(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x @ x).sum()
 
 
-_interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # a thread would not outlive the fork
+if find_spec("tqdm"):
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # a thread would not outlive the fork
 with suppress(Exception):  # without a compiler the cells that compile say so
     # Forward alone: a CUDA build refuses autograd in what is forked from a process that has used it.
     torch.compile(_twice)(torch.ones(4, 4))
-tqdm.monitor_interval = _interval
 torch._dynamo.reset()
 counters.clear()

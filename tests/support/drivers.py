@@ -66,16 +66,15 @@ def environment(*places: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(searched)}
 
 
-def _agent(seed: str) -> Agent:
-    """The agent with this hash seed; it lives as long as this process."""
+def _agent(seed: str, *preloaded: str) -> Agent:
+    """The agent with this hash seed, with these modules too; it lives as long as this process."""
 
     def variables() -> dict[str, str]:
         # The plug-ins of a test are its drivers' alone.
         own = {agents.HASH_SEED: seed, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         given = agents.ENVIRONMENT | environment(DCPBENCH_PLUGINS="", **own)
         given.pop(SAFE_PATH[0])  # else it applies to every process forked from the agent
-        compiler = ["support.compile_once"] if compiles else []
-        ours = [*_DRIVER, __name__, *compiler, "support.read_once"]
+        ours = [*_DRIVER, __name__, *(preloaded if compiles else ()), "support.read_once"]
         imported[:] = [agents.PROBE, *rank_imports(compiles), *ours]
         return given
 
@@ -83,7 +82,7 @@ def _agent(seed: str) -> Agent:
     return agent_of(sys.executable, imported, variables)
 
 
-first, restarted = _agent("0"), _agent("1")
+first, restarted = _agent("0", "support.compile_once"), _agent("1")
 """The agents that fork drivers, and other processes, and the second interpreters of drivers."""
 
 
