@@ -177,8 +177,9 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_ctrl_c_ends_the_ranks(block: str, tmp_path: Path) -> None:
     code = f"""
 from dcpbench import api
-{block}: api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", saves=1, model="short",
-    train_steps=1, resume_steps=1, config_dir={str(CONF)!r}, folder={str(tmp_path / "sweep")!r})
+{block}: api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", world_size=2, saves=1,
+    model="short", train_steps=1, resume_steps=1, config_dir={str(CONF)!r},
+    folder={str(tmp_path / "sweep")!r})
 """
     words = [sys.executable, "-c", code]
     caller = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment())

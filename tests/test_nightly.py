@@ -82,7 +82,7 @@ class Nights:
         (self.conf / "experiment").mkdir(parents=True)
         (self.conf / "scenario").mkdir()
         matrix = {"both": {"scenario": "save_load,changing", "parallel": "none"}}
-        tiny = {"world_size": 3, "device": "cpu", "saves": 1, "train_steps": 1, "resume_steps": 1, "retry": 0}
+        tiny = {"world_size": 2, "device": "cpu", "saves": 1, "train_steps": 1, "resume_steps": 1, "retry": 0}
         tiny["hydra"] = {"sweeper": {"matrix": matrix}}
         (self.conf / "experiment/tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tiny))
         scenario = {"name": "changing", "target": "changing_scenario.run"}

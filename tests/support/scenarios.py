@@ -17,7 +17,7 @@ from dcpbench.core.state import text_of
 from dcpbench.runs.build_run import build_twin
 from dcpbench.state.snapshot import snapshot_model
 
-VICTIM = 2
+VICTIM = 1
 
 
 def raises(cell: Cell) -> None:

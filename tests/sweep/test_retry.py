@@ -17,7 +17,7 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.core.statuses import STATUSES
 from dcpbench.executors.base import Executor, HostsLostError
-from dcpbench.plan.plan import _one_per_run, code_digest
+from dcpbench.plan.plan import PlannedCell, _one_per_run, code_digest
 from dcpbench.rank.messages import CellSpec, WorldKind
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import append_row, read_lines, read_rows
@@ -105,16 +105,16 @@ def test_retries_come_after_all_planned_runs(tmp_path: Path) -> None:
     ]
 
 
+def known(folder: Path, retry: int) -> PlannedCell:
+    """A cell whose row, with these digests, is valid for a resume."""
+    (planned,) = jobs_in(folder, "a", retry=retry)
+    own = {"config_digest": planned.key.digest, "code_digest": code_digest(planned.config)}
+    return replace(planned, columns={**planned.columns, **own, "expected_digest": "e"})
+
+
 @pytest.mark.parametrize("rerun_failed", [False, True])
 def test_retry_is_as_valid_as_its_run(tmp_path: Path, rerun_failed: bool) -> None:
-    (planned,) = jobs_in(tmp_path, "a", retry=1)
-    columns = {
-        **planned.columns,
-        "config_digest": planned.key.digest,
-        "code_digest": code_digest(planned.config),
-        "expected_digest": "e",
-    }
-    planned = replace(planned, columns=columns)
+    planned = known(tmp_path, retry=1)
     append_row(tmp_path, row_of(planned, tried("fail")), row_of(planned.retry, tried("pass")))
     found = valid_rows(read_lines(tmp_path), [planned], rerun_failed, {})
     kept = not rerun_failed
@@ -125,10 +125,7 @@ def test_retry_is_as_valid_as_its_run(tmp_path: Path, rerun_failed: bool) -> Non
 
 @pytest.mark.parametrize("outside", [None, "a host was lost"])
 def test_failure_from_outside_runs_again(tmp_path: Path, outside: str | None) -> None:
-    (planned,) = jobs_in(tmp_path, "a", retry=0)
-    columns = {"config_digest": planned.key.digest, "code_digest": code_digest(planned.config)}
-    planned = replace(planned, columns={**planned.columns, **columns, "expected_digest": "e"})
-    attempt = tried("error")
+    planned, attempt = known(tmp_path, retry=0), tried("error")
     details = {OUTSIDE: outside} if outside else {}
     append_row(tmp_path, row_of(planned, replace(attempt, verdict=replace(attempt.verdict, details=details))))
     found = valid_rows(read_lines(tmp_path, kept=OUTSIDE), [planned], False, {})
