@@ -303,7 +303,7 @@ def sweep(tmp_path: Path) -> Callable[..., Finished]:
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., str]]:
-    """Return the line with which a command refuses its words, in this process; it leaves no sweep."""
+    """Return the line with which a command refuses its words, in this process; it makes no folder."""
     from dcpbench.cli import commands, run
 
     for name in ("own_agent", "end_own_agent"):
@@ -312,10 +312,11 @@ def refused(
     before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
 
     def line(*words: str, folder: Path = tmp_path / "sweep") -> str:
+        there = folder.exists()
         assert commands.main([*words] if words[0] == "resume" else words_of(folder, *words)) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1), err
-        assert not folder.exists()
+        assert folder.exists() is there
         return err
 
     yield line

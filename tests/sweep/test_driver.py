@@ -116,7 +116,9 @@ def test_rows_are_read_once_at_the_end(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_end_of_a_stage_is_a_row(tmp_path: Path) -> None:
     """A run that does not end well is retried, except with a fault; no rank has a log."""
     lists = ("scenario=save_load,raises,kills_itself", "fault=none,weight_lowest_bit")
-    ended = run(tmp_path / "sweep", "-m", *lists, "parallel=ddp", "device=cpu", PRETENDED)
+    every_pair = ("matrix=pairwise", "parallel=ddp", "device=cpu")
+    ended = run(tmp_path / "sweep", "-m", *lists, *every_pair, PRETENDED)
+    assert ended.err.startswith("matrix=pairwise: 6 of 6 cells have every pair of values"), ended.err
     seen = {(row["scenario"], row["fault"]): (row["status"], row["flaky"]) for row in ended.rows}
     assert seen == {
         ("save_load", None): ("pass", None),
