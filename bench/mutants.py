@@ -48,7 +48,7 @@ _KILLERS = ("--maxfail=1000",)
 STEPS: dict[str, tuple[str, ...]] = {
     "verdicts": (*_PYTEST, "tests/verdict"),
     "unit tests": (*_PYTEST, *(f"tests/{room}" for room in ("formats", "state", "compare"))),
-    "cells alone": (*_PYTEST, "tests/scenarios", "tests/twin/test_lockstep.py"),
+    "cells alone": (*_PYTEST, "tests/cell", "tests/scenarios", "tests/twin", "tests/runs/test_mend.py"),
     "healthy cells": (
         *_SWEEP,
         *("parallel=ddp,fsdp2", "scenario=save_load,fine_tune,partial_load,in_place,overwrite", "saves=2"),
