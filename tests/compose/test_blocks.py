@@ -186,15 +186,15 @@ def loaded(loader: ConfigLoader, *words: str) -> DictConfig:
 
 
 def cells_in(
-    loader: ConfigLoader, base: DictConfig, words: Iterable[str], told: list[str] | None = None
+    loader: ConfigLoader, base: DictConfig, words: Iterable[str], sentences: list[str] | None = None
 ) -> list[PlannedCell]:
-    """The cells of a composition and words on a machine without GPUs; add what is said of pairs to `told`."""
+    """The cells of a composition and words on a machine without GPUs; add one about pairs to `sentences`."""
     composer, here = Composer(loader, base), Machine(0, {"torch": "2.13"})
 
     def covering(lists: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
         found = pairwise.covering(composer, here, lambda *_: 1, lists)
-        if told is not None:
-            told.append(pairwise.sentence(lists, found))
+        if sentences is not None:
+            sentences.append(pairwise.sentence(lists, found))
         return found.rows
 
     return plan_of(

@@ -88,9 +88,9 @@ def test_pairs_left_out_are_printed() -> None:
 @pytest.mark.slow
 def test_pairwise_cells_have_all_runnable_pairs(hydra_loader: ConfigLoader) -> None:
     base = loaded(hydra_loader, "matrix=pairwise", *AXES)
-    told = list[str]()
-    cells = cells_in(hydra_loader, base, ("matrix=pairwise", *AXES), told)
-    assert "left out: save=async_cached with any, save=sync with overlap_saves=True" in told[0]
+    sentences = list[str]()
+    cells = cells_in(hydra_loader, base, ("matrix=pairwise", *AXES), sentences)
+    assert "left out: save=async_cached with any, save=sync with overlap_saves=True" in sentences[0]
     (skip,) = [cell.name for cell in cells if cell.skip]
     assert "save=async_cached" in skip
     met = {pair for cell in cells for pair in itertools.combinations(cell.name.split(","), 2)}

@@ -104,13 +104,13 @@ def test_estimate_is_from_equal_scenarios_and_sizes() -> None:
 
 def progress(row: Row, *left_s: float, done: int = 0, title: str = "a") -> list[str]:
     """The lines of a sweep of cells that end with this row."""
-    told = io.StringIO()
+    printed = io.StringIO()
     how = {"total": done + (len(left_s) or 1), "done": done, "titles": {"default": title}}
-    with ProgressDisplay(Console(file=told, width=200), **how) as display:
+    with ProgressDisplay(Console(file=printed, width=200), **how) as display:
         for seconds in left_s or (None,):
             display.begin(row.cell)
             display.end(row, lambda: seconds)  # noqa: B023
-    return told.getvalue().splitlines()
+    return printed.getvalue().splitlines()
 
 
 def test_progress_lines_are_short(tmp_path: Path) -> None:

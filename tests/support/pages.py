@@ -10,6 +10,7 @@ from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.page import page
+from report import sweeps
 from support.rows import row
 
 STATUSES = ("pass", "fail", "vacuous", "error", "crash", "timeout", "skip", "xfail", "xpass")
@@ -20,15 +21,7 @@ COSTS = {"save_s": 0.2, "save_stall_s": 0.05, "load_s": 0.1, "checkpoint_bytes":
 
 def cell(parallel: str, save: str = "sync", repeat: int = 0, **values: Any) -> Row:
     """A row that has been measured, one repeat of a cell."""
-    name = f"parallel={parallel},save={save},repeat={repeat}"
-    said = {
-        "cell": name,
-        "parallel": parallel,
-        "save": save,
-        "repeat": repeat,
-        "overrides": name.replace(",", " "),
-    }
-    return row(**{**said, **HELD, **COSTS, "details": details(), **values})
+    return sweeps.cell(parallel, save, repeat, **{**HELD, **COSTS, "details": details(), **values})
 
 
 def details() -> dict[str, Any]:
