@@ -28,7 +28,7 @@ def wrap(module: Any, log: Log) -> None:
     for function in (get, set_state):
 
         def seen(*_: Any, keeps: bool = function == get, **__: Any) -> None:
-            if keeps == bool(log.steps):
+            if keeps == bool(log.steps) and not log.is_in_backward:  # in which checkpoint() sets it
                 log.write("generator", name=name, keeps=keeps, digest=states().get(name))
 
         replace(module, function, log.wrapped(getattr(module, function), after=seen, unless=_is_early))

@@ -40,6 +40,7 @@ class Log:
         self.protection = Protection(known)
         self.stop = Stop(self, known["stops"])
         self.steps = 0
+        self.is_in_backward = False
         self.follows_stop = any(name.startswith("stopped-") for name in os.listdir(self.folder))
         """Whether a launcher started this process after a rank was stopped: to resume."""
         if "RANK" in os.environ:

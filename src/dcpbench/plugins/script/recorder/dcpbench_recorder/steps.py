@@ -42,7 +42,6 @@ class Steps:
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
         self._inside = threading.local()
-        self._is_in_backward = False
         self._begin()
 
     def _begin(self) -> None:
@@ -52,7 +51,7 @@ class Steps:
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the input of an outermost call of a module with parameters."""
-        if self._is_in_backward or next(module.parameters(), None) is None or is_traced():
+        if self._log.is_in_backward or next(module.parameters(), None) is None or is_traced():
             return
         root = module
         while (parent := self._parents.get(root, lambda: None)()) is not None:  # for names in the root
@@ -227,11 +226,11 @@ class Steps:
             if is_traced():
                 return call(*args, **kwargs)
             self._log.guarded(self.backward, *args, **kwargs)
-            before, self._is_in_backward = self._is_in_backward, True
+            before, self._log.is_in_backward = self._log.is_in_backward, True
             try:
                 return call(*args, **kwargs)
             finally:
-                self._is_in_backward = before
+                self._log.is_in_backward = before
 
         return recorded
 
