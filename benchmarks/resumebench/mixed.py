@@ -14,7 +14,7 @@ class Model(nn.Sequential):
 
     def forward(self, batch):
         """Return the values for a batch."""
-        return self[1](checkpoint(self[0], batch, use_reentrant=False))
+        return checkpoint(self[1], self[0](batch), use_reentrant=False)
 
 
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

@@ -84,3 +84,16 @@ def test_saves_by_the_clock_are_stopped_by_their_count() -> None:
     """The next run saves after other steps."""
     stops = chosen(reference((1, 3, 4, 7, 8, 9), 10, renames_folder=False))
     assert stops == ["kill@10", "term@10", "write@state.pt:3"]
+
+
+def test_a_copy_is_a_stop_in_addition_to_the_save() -> None:
+    """It can be what the resume takes, or a best one that no resume reads."""
+    writer = Writer()
+    for step in range(1, 11):
+        writer.step(step)
+        if step % 4 == 0:
+            writer.save(f"step-{step}.pt")
+            writer.event("copy", path=f"step-{step}.pt", to="last.pt")
+            writer.event("open", path="last.pt")
+    run = Run([{**event, "process": "0"} for event in writer.events], Path("log"))
+    assert chosen(run)[2:] == ["write@step-8.pt:1", "write@last.pt:2"]

@@ -55,27 +55,28 @@ def _after(reference: Run, saves: Collection[int], save: int) -> int:
 
 
 def _in_save(reference: Run, versions: Collection[Version], volatile: re.Pattern[str]) -> list[str]:
-    """Return the last change that wrote or published these versions, as a stop counts it, and before it the
-    opening of a temporary file that it publishes: what that leaves must not be taken for a checkpoint."""
+    """Return the last changes that wrote or published these versions, and that copied one, as a stop counts
+    them, and before each the opening of a temporary file that it publishes: what that leaves is no checkpoint."""
     times = {(place.path, place.begins) for version in versions for place in version.places}
     names = {name for path, _ in times for name in PurePath(path).parts}
-    changes = reference.of_kind("open", "rename", "link", "remove")
+    changes, copies = reference.of_kind("open", "rename", "link", "remove"), reference.of_kind("copy")
     own = []
     for index, event in enumerate(changes):
         target = event.get("to") or event["path"]
         if event["e"] != "remove" and any(is_in(path, target) for path, at in times if at == event["t"]):
             own.append((index, event["e"], event["path"], target))
-    if not (published := [of for of in own if PurePath(of[3]).name in names]):
-        return []
-    last, kind, source, target = published[-1]
-    stops = [_counted(changes[: last + 1], _repeated(target, volatile))]
-    if kind == "rename" and (opened := [of for of in own if of[1] == "open" and is_in(of[2], source)]):
-        first, _, path, _ = opened[-1]
-        match = SequenceMatcher(None, path, target, autojunk=False).find_longest_match()
-        is_reused = sum(event["path"] == path for event in changes if event["e"] == "open") > 1
-        # A temporary name can be another one in each run, but for the part that it is renamed to.
-        part = path if is_reused else _repeated(path[match.a : match.a + match.size], volatile)
-        stops[:0] = [_counted(changes[: first + 1], part)] if len(part) >= _LEAST_NAME else []
+    published = [of for of in own if PurePath(of[3]).name in names]
+    written = [of for of in published if not any(of[3] == copy["to"] for copy in copies)]
+    stops = []
+    for last, kind, source, target in dict.fromkeys([*written[-1:], *published[-1:]]):
+        opened = [of for of in own if kind == "rename" and of[1] == "open" and is_in(of[2], source)]
+        for first, _, path, _ in opened[-1:]:
+            match = SequenceMatcher(None, path, target, autojunk=False).find_longest_match()
+            is_reused = sum(event["path"] == path for event in changes if event["e"] == "open") > 1
+            # A temporary name can be another one in each run, but for the part that it is renamed to.
+            part = path if is_reused else _repeated(path[match.a : match.a + match.size], volatile)
+            stops += [_counted(changes[: first + 1], part)] if len(part) >= _LEAST_NAME else []
+        stops.append(_counted(changes[: last + 1], _repeated(target, volatile)))
     return stops
 
 
