@@ -237,14 +237,13 @@ class Compared:
         return f"; {twice} of {len(seen | left)} samples of this epoch are seen twice, {never} never"
 
     def kinds(self) -> dict[str, int]:
-        """Return how many values of each kind were compared at the first step that was recorded for it."""
+        """Return how many values of each kind were compared at the first step that has any."""
         counts: dict[str, int] = {}
         for rank, steps in self.steps.items():
             for expected, actual in zip(steps[self._place :], self.actual[rank], strict=False):
                 for kind in expected["parts"].keys() & actual["parts"].keys():
-                    counts.setdefault(
-                        kind, len(expected["parts"][kind].keys() & actual["parts"][kind].keys())
-                    )
+                    both = expected["parts"][kind].keys() & actual["parts"][kind].keys()
+                    counts[kind] = counts.get(kind) or len(both)
         return counts
 
     def changes(self, kind: str) -> int:

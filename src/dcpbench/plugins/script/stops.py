@@ -56,7 +56,7 @@ def _after(reference: Run, saves: Collection[int], save: int) -> int:
 
 def _in_save(reference: Run, versions: Collection[Version], volatile: re.Pattern[str]) -> list[str]:
     """Return the last changes that wrote or published these versions, and that copied one, as a stop counts
-    them, and before each the opening of a temporary file that it publishes: what that leaves is no checkpoint."""
+    them, and before each the opening of a temporary file that it publishes, which is no checkpoint yet."""
     times = {(place.path, place.begins) for version in versions for place in version.places}
     names = {name for path, _ in times for name in PurePath(path).parts}
     changes, copies = reference.of_kind("open", "rename", "link", "remove"), reference.of_kind("copy")
