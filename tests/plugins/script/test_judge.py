@@ -304,6 +304,25 @@ def test_checkpoints_in_flight_are_not_complete(tmp_path: Path, finished: bool) 
     assert (found.word, found.newest) == (("older", 8) if finished else ("exact", 4))
 
 
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_what_an_incomplete_checkpoint_lacks_is_named(tmp_path: Path, in_flight: bool) -> None:
+    """A file that is there, and whose save has not ended, or one that only the frozen run writes, later."""
+    writer = Writer()
+    for step in range(1, 13):
+        writer.step(step)
+        for number in (1, 2) if step % 4 == 0 else ():
+            content = {"model.a": 101 + step, "step": f"={step}"}
+            writer.save(f"step-{step}/{number}.pt", content, not in_flight or step < 8)
+            writer.event("open", path=f"log-{step}-{number}")
+    frozen = recorded(tmp_path / "a", [writer])
+    resumed = Writer()
+    resumed.event("load", path="step-8/1.pt")
+    run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"moments": [1]}})])
+    found = judge(stopped_at(frozen, 0, change="log-8-1"), run, *runs(frozen))
+    lack = "step-8/1.pt was being written" if in_flight else "step-8/2.pt is missing"
+    assert (found.word, lack in found.cause) == ("torn", True), found
+
+
 def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
     frozen = recorded(tmp_path / "a", [Writer().train(1, 12)])
     resumed = Writer()
@@ -466,6 +485,12 @@ def test_difference_of_a_later_optimizer_comes_later(tmp_path: Path) -> None:
     assert (found.word, found.first.kind) == ("diverges", "moments")
     assert "step 9, rank 0, optimizer 1: optimizer state missing" in found.reason
     assert "frozen weights" not in found.reason, "they follow from the first optimizer's step"
+
+
+def test_state_that_an_inner_optimizer_has_is_not_the_outer_ones(tmp_path: Path) -> None:
+    """Loaded into both, as by ZeroRedundancyOptimizer, whose own state is empty in training."""
+    none = {step: {"moments": []} for step in range(1, 13)}
+    assert verdict(tmp_path, {step: {} for step in none}, whole=none, again=none).word == "exact"
 
 
 def test_difference_on_one_rank(tmp_path: Path) -> None:
