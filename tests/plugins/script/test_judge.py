@@ -91,6 +91,7 @@ def test_failure_at_the_end_counts_if_the_last_save_is_missing(tmp_path: Path) -
         ({10: {"loss": [2]}}, 10, "loss", "script's own"),
         ({10: {"loss": [2]}, 9: {"torch": 0}}, 10, "loss", "dropout"),
         ({12: {"gradients": [1, 512]}}, 12, "gradients", "clipping"),
+        ({12: {"gradients": [412]}}, 12, "gradients", "requires_grad"),
     ],
 )
 def test_first_difference(tmp_path: Path, changed: Changes, step: int, kind: str, cause: str) -> None:
