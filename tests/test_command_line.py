@@ -37,6 +37,7 @@ REFUSED = {
 """More words are refused in cli/test_words.py, cli/test_hydra_errors.py and config/."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_wrong_configuration_gets_one_line(words: str, refused: Callable[..., str]) -> None:
     line = refused(*words.split(), PRETENDED)
@@ -46,6 +47,7 @@ def test_a_wrong_configuration_gets_one_line(words: str, refused: Callable[..., 
     assert "full_key" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["hydra.sweep.dir", "storage.root"])
 def test_place_that_cannot_be_written_to_is_refused(
     key: str, tmp_path: Path, refused: Callable[..., str]
@@ -57,6 +59,7 @@ def test_place_that_cannot_be_written_to_is_refused(
     assert blocked.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_start_by_torchrun_is_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):  # as torchrun sets them
         monkeypatch.setenv(name, "1")

@@ -178,6 +178,7 @@ def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
     assert described["earlier"] == [{"torch": "1.0"}]
 
 
+@pytest.mark.slow
 def test_wrong_use_is_one_line_and_changes_nothing(
     tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

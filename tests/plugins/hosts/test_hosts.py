@@ -305,6 +305,7 @@ def test_requested_hosts_are_part_of_the_cell(asked: Finished, capsys: pytest.Ca
     assert "1 cell not in the newest sweep" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_hosts_of_a_local_sweep_are_refused(refused: Callable[..., str]) -> None:
     why = "dcpbench: executor.hosts=2: executor=local runs on this host only; choose another executor"
     assert why in refused("parallel=ddp", "device=cpu", "executor.hosts=2")
