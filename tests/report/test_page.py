@@ -195,7 +195,7 @@ def test_texts_of_rows_stay_text(show: Callable[..., Browser], tmp_path: Path) -
     assert "Content Security Policy" in " ".join(browser.console())
 
 
-def test_page_of_rows_without_measurements(show: Callable[..., Browser]) -> None:
+def test_page_of_rows_without_measurements(show: Callable[..., Browser], tmp_path: Path) -> None:
     old = {"device": None, "world_size": None, "model_equal": None, "optim_equal": None}
     rows = [
         cell("ddp", **old, save_s=float("nan"), details={"checks": None, "ranks": [None]}),
@@ -208,11 +208,11 @@ def test_page_of_rows_without_measurements(show: Callable[..., Browser]) -> None
         browser.press(Keys.ESCAPE)
     assert "Not recorded" in browser.text("#environment")
     assert browser.console() == []
-
-
-def test_page_without_rows_and_of_thousands(show: Callable[..., Browser], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "This sweep has no rows yet." in write_page(tmp_path / "empty", []).read_text()
+
+
+def test_page_of_thousands_of_rows_is_small(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = [json.loads(json.dumps(one.flat())) for one in many_scenarios()]
     seeds = [
         {**one, "seed": seed, "cell": f"{one['cell']},seed={seed}"} for seed in range(16) for one in rows
