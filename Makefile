@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Let Python keep the bytecode of modules and of tests that pytest has rewritten: later processes start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-frameworks test-scripts test-multinode test-slurm without lint docs samples findings bench mutants fuzz soak setup clean
+.PHONY: run check test tests-of-check tests-of-test test-all test-touched test-exhaustive test-frameworks test-scripts test-multinode test-slurm without lint docs samples findings bench mutants fuzz soak setup clean
 
 # 20 cells in 84 s: five parallelisms, compiled or not, sync and async saves.
 run: $(VENV)/.ready
@@ -35,6 +35,11 @@ test-all: lint
 	$(MAKE) test-multinode
 	$(MAKE) test-slurm
 	$(MAKE) without
+
+# The extended tests that enter a function of src/ which has changed since tests/entered.txt was written, the
+# cheapest first. If they pass, KEEP=--keep writes there that this change is tested.
+test-touched: $(VENV)/.ready
+	$(BIN)/python scripts/choose_tests.py touched $(KEEP)
 
 # Every cell of the models that the other tests only sample: most of an hour.
 test-exhaustive: $(VENV)/.ready

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +34,24 @@ sys.path.insert(0, str(TESTS))
 
 from support import entered  # noqa: E402 - it is in tests/
 
-CHEAP_S = 0.5
-"""CPU seconds up to which a test is in `make test` anyway."""
-BUDGET_S = 250.0
-"""CPU seconds of the others there, if those that are needed cost less."""
+CHEAP_S = 4.0
+"""CPU seconds up to which a test without a sweep or browser is in `make test`: some start ranks, if alone."""
+BUDGET_S = 400.0
+"""CPU seconds that the others there cost, each alone, if those that are needed cost less."""
+KEPT = {
+    "report": r"test_restart.py::test_wrong|test_ordinary_workloads.py::test_ordinary|test_unsaved_values.py"
+    r"|test_resumebench.*\[(plain.py (no_gen|torn)|extras.py no_sc|habits.py (sigterm|betw)|(ddp|fsdp2).py)",
+    "death": r"test_deaths.py::test_first_cause",
+}
+"""Of these tests, those of `make test` stay there: public reports, wrong verdicts and deaths brought them."""
+PRICE_S = 9.0
+"""CPU seconds that a block of code or a value of a cell may cost which no other test has."""
 EXTENDED = 4
 """How many times its cost a test must be worth that is extended so far."""
 NO_TESTS = 5
 """Exit status of pytest."""
 BATCH_S = 240.0
 """CPU seconds of the touched tests that run together, and share sweeps."""
-REPORTS: tuple[str, ...] = ()
-"""Tests that a public report or a wrong verdict brought."""
 
 Digests = dict[str, dict[str, str]]
 """Of each file below src/, the digest of each function, and under `""` that of all other lines."""
@@ -57,13 +63,23 @@ class Recorded:
 
     test: str
     cpu_s: float
-    is_extended: bool
+    marks: frozenset[str]
+    shares: frozenset[str]
+    """Fixtures of its file."""
     blocks: frozenset[int]
     values: frozenset[str]
 
     @property
     def function(self) -> str:
         return _function(self.test)
+
+    @property
+    def is_extended(self) -> bool:
+        return "extended" in self.marks
+
+    @property
+    def is_cheap(self) -> bool:
+        return not self.marks & {"slow", "browser", "extended"} and self.cpu_s <= CHEAP_S
 
 
 def _function(test: str) -> str:
@@ -142,38 +158,48 @@ def record(folder: Path, minutes: float, words: list[str]) -> None:
 
 
 def choose(folder: Path) -> None:
-    """Write the tiers of the recorded tests, and which functions the extended ones enter."""
+    """Write the tiers of the tests, and which functions the extended ones enter. Tests without a record keep
+    their tier."""
     tests = recorded(folder)
     kept = chosen(tests, killers(folder / "killers.jsonl"))
-    costs = defaultdict[str, list[float]](list)
-    lines = []
-    for test in sorted(tests, key=lambda test: test.test):
-        reason = kept.get(test.test, "extended")
-        costs[reason].append(test.cpu_s)
-        if reason != "cheap":
-            lines.append(f"{reason} {test.cpu_s:.1f} {test.test}\n")
-    TIERS.write_text("".join(lines), encoding="utf-8")
+    costs = {test.test: test.cpu_s for test in tests}
+    reasons = dict.fromkeys(costs, "extended") | kept
+    for tier, cpu_s, name in tiers():
+        if name not in costs:
+            reasons[name], costs[name] = tier, float(cpu_s)
+    lines = [f"{reason} {costs[name]:.1f} {name}" for name, reason in sorted(reasons.items())]
+    TIERS.write_text(
+        "\n".join(line for line in lines if not line.startswith("cheap ")) + "\n", encoding="utf-8"
+    )
+    extended = {_function(name) for name, reason in reasons.items() if reason == "extended"}
     found = Entered(json.loads((folder / "digests.json").read_text()), defaultdict(set))
     blocks = [entered.Block(*block) for block in json.loads((folder / "blocks.json").read_text())]
     places = [(path, outermost(function, found.digests[path])) for path, function, _ in blocks]
     for test in tests:
-        for place in {places[block] for block in test.blocks} if test.test not in kept else ():
+        for place in {places[block] for block in test.blocks} if test.function in extended else ():
             found.tests[place].add(test.function)
     found.write(ENTERED)
-    for reason, seconds in sorted(costs.items()):
-        print(f"{reason:9} {len(seconds):5} tests {sum(seconds):7.0f} CPU s alone")
+    for reason in sorted({*reasons.values()}):
+        seconds = [costs[name] for name, given in reasons.items() if given == reason]
+        print(f"{reason:9} {len(seconds):5} tests {sum(seconds):7.0f} CPU s, each alone")
+
+
+def tiers() -> list[list[str]]:
+    """The tier, the CPU seconds and the name of each test in tests/tiers.txt."""
+    return [line.split(" ", 2) for line in TIERS.read_text(encoding="utf-8").splitlines()]
 
 
 def recorded(folder: Path) -> list[Recorded]:
-    """What the tests did when they ran last."""
+    """What the tests did when they last passed."""
     found = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
         for line in path.read_text(encoding="utf-8").splitlines():
             said = json.loads(line)
-            if "blocks" in said:
-                cost = said["cpu_s"], "extended" in said["marks"]
-                seen = frozenset(said["blocks"]), frozenset(said["values"])
-                found[said["test"]] = Recorded(said["test"], *cost, *seen)
+            if said.get("outcome") == "passed":
+                seen = (frozenset(said[kind]) for kind in ("marks", "shares", "blocks", "values"))
+                marks, shares, blocks, values = seen
+                values = frozenset() if "browser" in marks else values  # its rows are invented
+                found[said["test"]] = Recorded(said["test"], said["cpu_s"], marks, shares, blocks, values)
     return [*found.values()]
 
 
@@ -185,10 +211,11 @@ def killers(file: Path) -> list[frozenset[str]]:
 
 def chosen(tests: list[Recorded], killing: list[frozenset[str]]) -> dict[str, str]:
     """The tests that `make test` has, each with the reason in a word."""
-    kept = {test.test: "cheap" for test in tests if test.cpu_s <= CHEAP_S and not test.is_extended}
-    for test in tests:
-        if any(re.search(report, test.test) for report in REPORTS):
-            kept.setdefault(test.test, "report")
+    kept = {test.test: "cheap" for test in tests if test.is_cheap}
+    for reason, pattern in KEPT.items():
+        kept |= {
+            test.test: reason for test in tests if re.search(pattern, test.test) and not test.is_extended
+        }
     cheapest_first = sorted(tests, key=lambda test: (test.is_extended, test.cpu_s))
     for names in killing:
         killing_ones = [test.test for test in cheapest_first if test.test in names]
@@ -196,6 +223,7 @@ def chosen(tests: list[Recorded], killing: list[frozenset[str]]) -> dict[str, st
             kept[killing_ones[0]] = "mutant"
     cover(tests, kept, "value", lambda test: test.values)
     cover(tests, kept, "code", lambda test: test.blocks)
+    drop(tests, kept)
     spent = sum(test.cpu_s for test in tests if kept.get(test.test, "cheap") != "cheap")
     functions = {test.function for test in tests if test.test in kept}
     for test in cheapest_first:
@@ -203,13 +231,18 @@ def chosen(tests: list[Recorded], killing: list[frozenset[str]]) -> dict[str, st
             kept[test.test] = "only"
             functions.add(test.function)
             spent += test.cpu_s
+    made = frozenset[str]().union(*(test.shares for test in tests if test.test in kept))
+    for test in tests:
+        if test.shares & made and test.test == test.function and not test.is_extended:
+            kept.setdefault(test.test, "shared")
     return kept
 
 
 def cover(
     tests: list[Recorded], kept: dict[str, str], reason: str, items: Callable[[Recorded], frozenset[Any]]
 ) -> None:
-    """Keep, for this reason, cheap tests that have together all items which no test has that is kept."""
+    """Keep, for this reason, cheap tests that have together the items which no kept test has. An item that
+    costs too much is left to the extended tests."""
     left = {item for test in tests for item in items(test)}
     left -= {item for test in tests if test.test in kept for item in items(test)}
     while left:
@@ -217,9 +250,22 @@ def cover(
             (len(left & items(test)) / (1 + test.cpu_s) / (EXTENDED if test.is_extended else 1), number)
             for number, test in enumerate(tests)
         ]
-        best = tests[max(shares)[1]]
+        share, number = max(shares)
+        best = tests[number]
+        if share < 1 / PRICE_S:
+            return
         kept[best.test] = reason
         left -= items(best)
+
+
+def drop(tests: list[Recorded], kept: dict[str, str]) -> None:
+    """Drop, the dearest first, what was kept for items that others turned out to have too."""
+    having = Counter(item for test in tests if test.test in kept for item in test.blocks | test.values)
+    for test in sorted(tests, key=lambda test: -test.cpu_s):
+        items = test.blocks | test.values
+        if kept.get(test.test) in ("value", "code") and all(having[item] > 1 for item in items):
+            having.subtract(items)
+            del kept[test.test]
 
 
 def digests_of_source() -> Digests:
@@ -267,8 +313,7 @@ def touched(minutes: float, keeps: bool) -> int:
     began = time.monotonic()
     try:
         before = Entered.read(ENTERED)
-        lines = [line.split(" ", 2) for line in TIERS.read_text(encoding="utf-8").splitlines()]
-        costs = {test: float(cpu_s) for tier, cpu_s, test in lines if tier == "extended"}
+        costs = {test: float(cpu_s) for tier, cpu_s, test in tiers() if tier == "extended"}
     except (OSError, ValueError, IndexError) as error:
         print(f"no extended tests: {TIERS.name} or {ENTERED.name} cannot be read: {error}")
         return 0

@@ -1,7 +1,8 @@
 """A plug-in of pytest that runs each test alone, with its own fixtures, and records what it costs and enters.
 
-For each test, `<ENTERED>/<worker>.jsonl` gets a line: the outcome, seconds, CPU seconds with those of drivers
-and ranks, the numbers of the blocks that were entered, and the values that cells of its sweeps had.
+For each test, `<ENTERED>/<worker>.jsonl` gets a line: the outcome, the fixtures that it shares, seconds, CPU
+seconds with those of drivers and ranks, the numbers of the blocks that were entered, and the values that
+cells of its sweeps had.
 """
 
 import builtins
@@ -90,6 +91,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool:
         "test": item.nodeid,
         "outcome": next((report.outcome for report in reports if not report.passed), "passed"),
         "marks": sorted({mark.name for mark in item.iter_markers()}),
+        "shares": _shared(item),
         "seconds": round(time.monotonic() - began, 3),
         "cpu_s": round(_cpu_seconds() - used, 3),
         "blocks": [number for number, is_entered in enumerate(noted) if is_entered],
@@ -98,6 +100,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool:
     with _RECORD.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(record) + "\n")
     return True
+
+
+def _shared(item: pytest.Item) -> list[str]:
+    """The fixtures that other tests of its file use too."""
+    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    path = item.nodeid.partition("::")[0]
+    return [f"{path}::{name}" for name, made in definitions.items() if made[-1].scope == "module"]
 
 
 def _cpu_seconds() -> float:

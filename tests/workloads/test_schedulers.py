@@ -89,3 +89,11 @@ def test_integer_keys_are_not_restored() -> None:
         "noise_one_draw_ahead", **RATES, scenario="stateful_or_not", scheduler="multi_step"
     )
     assert "noise.generator" in unexplained(with_another, "integer-keys")
+
+
+@pytest.mark.parametrize("returns", ["schedule_for_each", "schedules_by_name", "stepped_by_name"])
+def test_several_schedules_are_restored(returns: str) -> None:
+    """On ranks: workloads/test_healthy_workloads.py."""
+    ran = run_alone(**RATES, workload={"target": f"support.returned_objects.{returns}"})
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    assert ran.verdict.training is True
