@@ -141,7 +141,7 @@ class Compared:
             points = 0
             for rank, steps in self.steps.items():
                 resumed = self.actual[rank][0]
-                if place >= len(steps) or steps[place]["optimizer"] != resumed["optimizer"]:
+                if place >= len(steps) or not _are_of_one_optimizer(steps[place], resumed):
                     return -1
                 points += _READ * (steps[place]["k"] in read)
                 for kind, value in _SCORES.items():
@@ -320,6 +320,12 @@ def _generators(run: Run, keeps: bool) -> set[tuple[int | None, str, int]]:
 def used_generators(steps: Sequence[Event]) -> set[str]:
     """Return the generators whose state changes from step to step."""
     return {name for before, after in _changes(steps) for name in different(before, after).get(HINT, [])}
+
+
+def _are_of_one_optimizer(expected: Event, actual: Event) -> bool:
+    """Tell whether two steps are of the same optimizer, by names of its weights, or its place in a step."""
+    weights = [step["parts"].get("weights", {}).keys() for step in (expected, actual)]
+    return bool(weights[0] & weights[1]) if all(weights) else expected["optimizer"] == actual["optimizer"]
 
 
 def _changes(steps: Sequence[Event]) -> Iterator[tuple[Event, Event]]:

@@ -41,6 +41,8 @@ class Steps:
         self._counted: set[int] = set()
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
+        # Optimizers that made a step since the first one of these did: all count as one step, as of a GAN.
+        self._round: dict[int, int] = {}
         self._inside = threading.local()
         self._begin()
 
@@ -100,10 +102,13 @@ class Steps:
         has_trained = self._models or self._counts or self._parts["loss"]
         if number in self._recorded or not has_trained or "_init_optim_state" in callers:
             return
+        if number in self._round and not self._recorded:
+            self._round.clear()
+        place = self._round.setdefault(number, len(self._round))
         self._recorded.add(number)
         self._log.trains_in = threading.get_ident()
-        self._log.guarded(self._record, optimizer, number)
-        if number == 0:  # unguarded: a signal's handler may raise what the script expects
+        self._log.guarded(self._record, optimizer, number, place)
+        if not place:  # unguarded: a signal's handler may raise what the script expects
             self._log.stop.before_step(self._log.steps + 1)
 
     def _number(self, optimizer: Any) -> int:
@@ -124,10 +129,10 @@ class Steps:
         if number in self._recorded:
             self._recorded.remove(number)
             self._counts[number] += 1
-            self._log.steps = self._counts[0]
+            self._log.steps += not self._round[number]
             self._begin()  # without what a closure did in the step
 
-    def _record(self, optimizer: Any, number: int) -> None:
+    def _record(self, optimizer: Any, number: int, place: int) -> None:
         hyper = {
             f"group {place} {name}": value.item() if torch.is_tensor(value) else value
             for place, group in enumerate(optimizer.param_groups)
@@ -143,8 +148,8 @@ class Steps:
         parts = fetched(parts)
         for name, bits in parts["loss"].items():  # as text, in which NaN equals NaN
             parts["loss"][name] = repr(torch.tensor(bits, device="cpu").view(torch.float64).item())
-        steps = self._log.steps + bool(number and 0 in self._recorded)  # an inner optimizer: of that step
-        self._log.write("step", rank=self._log.place[0], optimizer=number, parts=parts, k=steps)
+        steps = self._log.steps + bool(place and next(iter(self._round)) in self._recorded)  # an inner one
+        self._log.write("step", rank=self._log.place[0], optimizer=place, parts=parts, k=steps)
         self._begin()
 
     def _state(self, optimizer: Any) -> Parts:
