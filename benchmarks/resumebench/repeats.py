@@ -67,7 +67,8 @@ while step < 18:
     if "noise" in words:  # as of kernels that add in any order
         for parameter in model.parameters():
             parameter.grad += 1e-6 * int.from_bytes(os.urandom(1), "big")
-    for optimizer in optimizers[step % 2 :][:1] if "alternates" in words else optimizers:
+    turn = int(step >= 9) if "stages" in words else step % 2
+    for optimizer in [optimizers[turn]] if {"stages", "alternates"} & words else optimizers:
         optimizer.step()
     step += 1
     if step % 5 == 0:
