@@ -294,7 +294,7 @@ def digests(source: str) -> dict[str, str]:
                 take(child, inside)
 
     def digest(lines: list[str]) -> str:
-        said = "\n".join(line.strip() for line in lines if not line.lstrip().startswith("#"))
+        said = "\n".join(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
         return hashlib.sha256(said.encode()).hexdigest()[:8]
 
     take(ast.parse(source), "")
