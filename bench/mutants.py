@@ -42,7 +42,7 @@ LEAST_LIMIT_S = 60.0
 
 _CELLS = ("device=cpu", "world_size=2", "retry=0", "timeouts.cell_s=60")
 _SWEEP = (sys.executable, "-m", "dcpbench", "-m", *_CELLS)
-_PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow and not extended")
+_PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow")
 _KILLERS = ("--maxfail=1000",)
 """What overrides `-x`."""
 STEPS: dict[str, tuple[str, ...]] = {
