@@ -16,7 +16,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from dcpbench.cli import reference
+from dcpbench.cli import keys_help
 from dcpbench.config import groups
 from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
@@ -104,7 +104,7 @@ def _section(title: str, *parts: str) -> str:
 
 def values_of(axis: str) -> list[tuple[str, str]]:
     """Return the values of an axis with their descriptions; ValueError if one has none."""
-    values = reference.groups()[axis].values
+    values = keys_help.groups()[axis].values
     if silent := [name for name, said in values.items() if not said]:
         raise ValueError(f"conf/{axis}: no comment at the top describes {', '.join(silent)}")
     return [(f"`{name}`", said) for name, said in values.items()]
@@ -116,7 +116,7 @@ def _commands() -> str:
         guides |= dict.fromkeys(plugin.commands, f"plugins/{plugin.name}.md")
     rows = [
         (f"`dcpbench {name}`", purpose, f"[{name}]({guides[name]})")
-        for name, purpose in reference.commands().items()
+        for name, purpose in keys_help.commands().items()
     ]
     return _section(
         "Commands",
@@ -134,7 +134,7 @@ def _axes() -> str:
         "that need more than a line; a YAML file of yours adds [a value](extending.md#a-value-of-an-axis). "
         "See also: [faults](#faults), [experiments](#experiments), [keys](#keys).\n"
     ]
-    for axis in reference.groups().values():
+    for axis in keys_help.groups().values():
         if axis.name in ("fault", "experiment"):
             continue
         parts.append(
@@ -148,7 +148,7 @@ def _axes() -> str:
 
 
 def _keys() -> str:
-    rows = [(f"`{key.name}`", f"`{key.default}`", key.full_help) for key in reference.keys().values()]
+    rows = [(f"`{key.name}`", f"`{key.default}`", key.full_help) for key in keys_help.keys().values()]
     how = sorted(item.name for item in fields(Config) if item.metadata.get(HOW_RUN))
     said = ", ".join(f"`{name}`" for name in how)
     return _section(

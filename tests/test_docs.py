@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from conftest import dcpbench
-from dcpbench.cli import reference
+from dcpbench.cli import keys_help
 from dcpbench.code.provenance import conf_folders
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.statuses import STATUSES
@@ -117,7 +117,7 @@ def test_documented_experiment_is_planned(
 
 
 def test_pages_of_plugins_name_their_values() -> None:
-    axes = {name for name in reference.groups() if name not in ("load_parallel", "fault", "experiment")}
+    axes = {name for name in keys_help.groups() if name not in ("load_parallel", "fault", "experiment")}
     _, *added = conf_folders()
     for folder in added:
         page = (DOCS / "plugins" / f"{folder.parent.name}.md").read_text()

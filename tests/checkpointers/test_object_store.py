@@ -8,7 +8,7 @@ import pytest
 
 from conftest import SMALL, run
 from dcpbench.checkpointers.object_store import ObjectStore
-from dcpbench.compose import validity
+from dcpbench.compose import limits
 from dcpbench.config.errors import ConfigError
 from dcpbench.formats.files import digest_files
 from support.alone import alone, config, run_alone
@@ -80,7 +80,7 @@ def test_invalid_store_is_refused(options: dict[str, Any], told: str) -> None:
     asked = config(storage="fsspec_s3")
     asked.storage.options = options
     with pytest.raises(ConfigError) as raised:
-        validity.check(asked)
+        limits.check(asked)
     assert told in str(raised.value)
     assert "hidden" not in str(raised.value)
 

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 import dcpbench
 from conftest import TESTS
 from conftest import dcpbench as run_dcpbench
-from dcpbench.cli import reference, run
+from dcpbench.cli import keys_help, run
 from dcpbench.cli.commands import main, tree
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.axes import AXES
@@ -100,9 +100,9 @@ def helped(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_help_lines_are_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert {*tree.commands} <= {*reference.commands()}
+    assert {*tree.commands} <= {*keys_help.commands()}
     whole = helped(["--help"], capsys)
-    for name, text in reference.commands().items():
+    for name, text in keys_help.commands().items():
         assert re.search(rf"^  {name} +{re.escape(text[:30])}", whole, re.MULTILINE)
         own = helped([name, "--help"], capsys)
         assert own.startswith(f"Usage: dcpbench {name} ")
@@ -117,14 +117,14 @@ def test_run_help_is_one_screen(
     monkeypatch.setenv("COLUMNS", columns)
     lines = helped(["run", "--help"], capsys).splitlines()
     assert len(lines) <= 48
-    known = reference.keys() | reference.groups()
+    known = keys_help.keys() | keys_help.groups()
     for name in AXES:
         (line,) = [line for line in lines if line.startswith(f"  {name}={known[name].default} ")]
         assert line.split(maxsplit=1)[1][:10] == known[name].help[:10]
 
 
 def test_every_axis_and_key_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    groups, keys = reference.groups(), reference.keys()
+    groups, keys = keys_help.groups(), keys_help.keys()
     folders = {path.name for path in conf_folder().iterdir() if path.is_dir()}
     assert {*groups} == {*folders, "fault", "load_parallel"}
     assert {*groups, *(name.split(".")[0] for name in keys)} >= {*Config.__dataclass_fields__}

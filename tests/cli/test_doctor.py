@@ -16,7 +16,7 @@ import pytest
 from dcpbench.cli import doctor
 from dcpbench.cli.commands import main
 from dcpbench.cli.doctor import Line, examined
-from dcpbench.compose.validity import why_skip
+from dcpbench.compose.limits import why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config

@@ -15,12 +15,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from conftest import TESTS, run
-from dcpbench.cli import reference
+from dcpbench.cli import keys_help
 from dcpbench.cli.words import one_line
 from dcpbench.compose import pairwise
+from dcpbench.compose.blocks import jobs, listed, repeated, words_of_cells
 from dcpbench.compose.cells import CellWords, cells_of
 from dcpbench.compose.composer import Composer
-from dcpbench.compose.matrix import jobs, listed, repeated, words_of_cells
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.axes import AXES
 from dcpbench.executors.machine import Machine
@@ -231,7 +231,7 @@ def test_cells_that_differ_only_in_how_they_run_are_refused(
 
 @pytest.mark.slow
 def test_a_list_is_a_list_of_values_for_every_axis(hydra_loader: ConfigLoader) -> None:
-    groups = {name: [*key.values][:2] for name, key in reference.groups().items() if name in AXES}
+    groups = {name: [*key.values][:2] for name, key in keys_help.groups().items() if name in AXES}
     values = groups | KEYS
     assert AXES.keys() <= values.keys(), "each axis has its list"
     blocks = {

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from dcpbench.compose.validity import check, resolve, why_skip
+from dcpbench.compose.limits import check, resolve, why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import (
     Device,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import SMALL, Finished, run
-from dcpbench.compose.validity import resolve, why_skip
+from dcpbench.compose.limits import resolve, why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors.interpreters import interpreter, versions_of

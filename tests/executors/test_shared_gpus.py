@@ -15,7 +15,7 @@ import torch
 
 from conftest import SMALL
 from dcpbench.compose.cells import SweepCell
-from dcpbench.compose.validity import resolve
+from dcpbench.compose.limits import resolve
 from dcpbench.config.schema import Config
 from dcpbench.executors.interpreters import Versions, versions_of
 from dcpbench.executors.local import devices_of

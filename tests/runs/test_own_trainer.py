@@ -10,7 +10,7 @@ import torch
 
 from conftest import ONE_STEP, Finished, blocks, run, selected
 from dcpbench.analysis.causes import causes_of, short_reason
-from dcpbench.compose import validity
+from dcpbench.compose import limits
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.checks import CHECKS
@@ -222,9 +222,9 @@ def test_mistake_in_a_first_step_is_no_end(name: str, raised: type[Exception], t
 def test_wrong_trainer_is_refused() -> None:
     given = config(checkpointer="trainer")
     with pytest.raises(ConfigError, match=r"checkpointer=trainer: workload.target=null"):
-        validity.check(given)
+        limits.check(given)
     given.workload = WorkloadConfig("support.own_trainer.no_trainer")
-    validity.check(given)
+    limits.check(given)
     lacks = (
         r"target=support.own_trainer.no_trainer: returned a object without model, step, save, load, optimizer"
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import SMALL, Finished, run, selected
-from dcpbench.compose.validity import resolve, why_skip
+from dcpbench.compose.limits import resolve, why_skip
 from dcpbench.executors.machine import Machine
 from support.alone import config
 

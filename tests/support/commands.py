@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from dcpbench.cli import commands, reference
+from dcpbench.cli import commands, keys_help
 
 ROOT = Path(__file__).parents[2]
 Ended = subprocess.CompletedProcess[str]
@@ -17,7 +17,7 @@ Ended = subprocess.CompletedProcess[str]
 
 def main(words: Sequence[str]) -> int:
     """Return the exit status of a command; words without a command are those of `report`."""
-    is_command = {*words[:1]} & {*reference.commands()}
+    is_command = {*words[:1]} & {*keys_help.commands()}
     return commands.main([*words] if is_command else ["report", *words])
 
 

@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from conftest import SMALL, Finished, blocks, run, selected
-from dcpbench.compose.validity import resolve, why_skip
+from dcpbench.compose.limits import resolve, why_skip
 from dcpbench.executors.machine import Machine
 from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
 
-from dcpbench.cli import reference
+from dcpbench.cli import keys_help
 
 SHELLS = ("bash", "zsh")
 VARIABLE = "_DCPBENCH_COMPLETE"
@@ -85,10 +85,10 @@ def source(tree: click.Command, shell: str) -> str:
 def override(context: click.Context, _: click.Parameter | None, typed: str) -> list[CompletionItem[str]]:
     """Return the overrides that begin as typed."""
     config_dir = context.params.get("config_dir")
-    groups, keys = reference.groups(config_dir and Path(config_dir)), reference.keys()
+    groups, keys = keys_help.groups(config_dir and Path(config_dir)), keys_help.keys()
     name, equals, value = typed.partition("=")
     if not equals:
-        nested = reference.keys_of_groups() if "." in typed else ()
+        nested = keys_help.keys_of_groups() if "." in typed else ()
         names = dict.fromkeys([*groups, *keys, *nested])
         return [CompletionItem(f"{name}=") for name in names if name.startswith(typed)]
     key = name.lstrip("+")

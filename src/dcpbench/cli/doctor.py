@@ -19,8 +19,8 @@ from packaging.version import Version
 from rich.console import Console
 from rich.text import Text
 
-from dcpbench.compose.validity import RANKS_BY_DEFAULT as RANKS
-from dcpbench.compose.validity import cpp_compiler
+from dcpbench.compose.limits import RANKS_BY_DEFAULT as RANKS
+from dcpbench.compose.limits import cpp_compiler
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import size_text

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-from dcpbench.cli import reference
+from dcpbench.cli import keys_help
 from dcpbench.config.text import as_target, choices, did_you_mean, near_name, visible
 from dcpbench.records.store import SWEEP_JSON
 
@@ -22,8 +22,8 @@ def first(hints: Hints) -> str:
 def of_word(word: str, following: str = "", command: str = "run", config_dir: Path | None = None) -> Hints:
     """Yield hints for a word that is neither a command nor `key=value`. `following` is the next word, if it
     is not `key=value` either; `own` is the user's `--config-dir`."""
-    commands, groups = reference.commands(), reference.groups(config_dir)
-    keys = reference.keys() | groups
+    commands, groups = keys_help.commands(), keys_help.groups(config_dir)
+    keys = keys_help.keys() | groups
     defaults = {name: key.default for name, key in keys.items()}
     of_groups = {
         value: name for name in reversed(groups) if name != "load_parallel" for value in groups[name].values
@@ -78,7 +78,7 @@ def _command_for(key: str, value: str) -> str | None:
 
 def of_place(place: str) -> Hints:
     """Yield hints for the path of a sweep that does not exist."""
-    near = near_name(place, reference.commands())
+    near = near_name(place, keys_help.commands())
     wrong = f"{place}: no such folder"
     condition = f"a condition is written after --where: --where '{place}'"
     yield re.match(r"\w+ *[!<>=~]", place), f"{wrong}; {condition}"

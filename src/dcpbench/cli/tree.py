@@ -13,7 +13,7 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from dcpbench.cli import completion, hints, reference
+from dcpbench.cli import completion, hints, keys_help
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import ALMOST_AXES, group_names
 from dcpbench.config.text import choices, visible
@@ -114,7 +114,7 @@ class Tree(click.Group):
         return super().shell_complete(ctx, incomplete) or completion.override(ctx, None, incomplete)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*reference.commands()]
+        return [*keys_help.commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         added = {name: spec.target for plugin in plugins() for name, spec in plugin.commands.items()}
@@ -124,7 +124,7 @@ class Tree(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([*reference.commands().items()])
+            formatter.write_dl([*keys_help.commands().items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         added = (spec.example for plugin in plugins() for spec in plugin.commands.values())
@@ -205,7 +205,7 @@ class Run(Once):
         named = [pair for pair in pairwise([*args, ""]) if pair[0].startswith("-")]
         options = [pair for pair in named if pair[0].partition("=")[0] not in its_options]
         if options and not ctx.resilient_parsing:
-            known = {*reference.keys(), *group_names(), *reference.keys_of_groups()}
+            known = {*keys_help.keys(), *group_names(), *keys_help.keys_of_groups()}
             for option in options:
                 if hint := hints.first(hints.of_option(*option, known)):
                     raise click.UsageError(hint)
@@ -237,7 +237,7 @@ class Run(Once):
             with formatter.section("Examples"):
                 formatter.write_dl(_RUN_EXAMPLES, col_max=60)
             extra_folder = ctx.params.get("config_dir")
-            known = reference.keys() | reference.groups(extra_folder and Path(extra_folder))
+            known = keys_help.keys() | keys_help.groups(extra_folder and Path(extra_folder))
             with formatter.section("Axes, with their defaults"):
                 axes = [known[name] for name in (*AXES, *ALMOST_AXES)]
                 lines = [(f"{key.name}={key.default}", _in_one_line(key.help, formatter)) for key in axes]
@@ -266,7 +266,7 @@ def _help_on(topic: str, config_dir: Path | None, ctx: click.Context) -> str:
         ConfigError: there is no such group or key.
     """
     formatter = ctx.make_formatter()
-    groups, keys = reference.groups(config_dir), reference.keys()
+    groups, keys = keys_help.groups(config_dir), keys_help.keys()
     below = [key for name, key in keys.items() if topic in ("keys", name) or name.startswith(f"{topic}.")]
     if topic in groups:
         group = groups[topic]
@@ -279,7 +279,7 @@ def _help_on(topic: str, config_dir: Path | None, ctx: click.Context) -> str:
         if undescribed := [name for name, text in group.values.items() if not text]:
             with formatter.section("Values"):
                 formatter.write_text(", ".join(undescribed))
-        if inside := [name for name in reference.keys_of_groups() if name.startswith(f"{topic}.")]:
+        if inside := [name for name in keys_help.keys_of_groups() if name.startswith(f"{topic}.")]:
             with formatter.section("Keys of each value"):
                 formatter.write_text(", ".join(inside))
     if below:

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig
 
 from dcpbench.analysis.differing import in_common
-from dcpbench.compose import validity
+from dcpbench.compose import limits
 from dcpbench.compose.composer import Composer
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
@@ -102,7 +102,7 @@ def cells_of(composer: Composer, base: DictConfig, words: Sequence[CellWords]) -
 def _config(composer: Composer, overrides: Sequence[str], hosts: dict[str, int | None]) -> Config:
     """Return the configuration of a cell; refuse one that does not have the sweep's `hosts`."""
     config = composer.config(overrides)
-    validity.check(config)
+    limits.check(config)
     for key, setting in _hosts(config.executor).items():
         if setting != hosts[key]:
             raise ConfigError(f"{key}={setting}: applies to the complete sweep; pass one value")

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
 
-from dcpbench.compose import validity
+from dcpbench.compose import limits
 from dcpbench.compose.composer import Composer
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Only
@@ -153,14 +153,14 @@ def covering(
     common = [values[0] for values in lists if len(values) == 1]
     swept = [word for values in lists if len(values) > 1 for word in values]
     alone = {word: composer.config([*common, word]) for word in swept}
-    several_sizes = validity.has_several_sizes(alone.values())
+    several_sizes = limits.has_several_sizes(alone.values())
 
     def runs(overrides: Sequence[str]) -> bool:
         try:
             asked = composer.config(overrides)
-            validity.check(asked)
-            resolved = validity.resolve(asked, machine, hosts_of)
-            return validity.why_skip(asked, resolved, machine, several_sizes, overrides) is None
+            limits.check(asked)
+            resolved = limits.resolve(asked, machine, hosts_of)
+            return limits.why_skip(asked, resolved, machine, several_sizes, overrides) is None
         except ConfigError:
             return False
 

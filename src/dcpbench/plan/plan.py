@@ -15,7 +15,7 @@ import yaml
 from dcpbench.analysis.differing import cell_names
 from dcpbench.code.provenance import OURS, SweepCode, conf_folders, file_of, package_digest
 from dcpbench.code.sources import DCPBENCH, Source, is_own, joined, package_of
-from dcpbench.compose import validity
+from dcpbench.compose import limits
 from dcpbench.compose.cells import SweepCell
 from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
@@ -160,7 +160,7 @@ class Plan:
 
 
 def plan_of(
-    cells: Sequence[SweepCell], machine: Machine, hosts_of: Callable[[int, str], int] = validity.one_host
+    cells: Sequence[SweepCell], machine: Machine, hosts_of: Callable[[int, str], int] = limits.one_host
 ) -> Plan:
     """Decide for each cell of a sweep whether it runs, and on which ranks; write nothing. `hosts_of` is that
     of the engine.
@@ -168,12 +168,12 @@ def plan_of(
     Raises:
         ConfigError: a cell is wrong; the message names the cell if there are several.
     """
-    several_sizes = validity.has_several_sizes(cell.config for cell in cells)
+    several_sizes = limits.has_several_sizes(cell.config for cell in cells)
     code = SweepCode()
     planned = []
     for cell in cells:
         try:
-            resolved = validity.resolve(cell.config, machine, hosts_of)
+            resolved = limits.resolve(cell.config, machine, hosts_of)
             planned.append(_planned(cell, resolved, machine, several_sizes, code))
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
@@ -186,10 +186,10 @@ def _planned(
 ) -> PlannedCell:
     packages = own_packages(resolved)
     config = _with_restart(resolved, bool(packages))
-    skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
+    skip = limits.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
     own_list = config.known_failures
     known = known_failures.read(Path(own_list)) if own_list else known_failures.listed()
-    loads = validity.loading_versions(config)
+    loads = limits.loading_versions(config)
     key, kinds = identity_of(config), kinds_of(config, machine)
     columns = _columns(cell, config, key) | {
         "dcpbench_commit": code.dcpbench.commit,
@@ -208,7 +208,7 @@ def _planned(
     most = max(kind.world_size for kind in kinds)
     ranks_per_gpu = shared_gpus.ranks_per_gpu(most, machine.gpus) if on_gpus else None
     if not skip and config.scenario.process_group:
-        backend = validity.backend_of(config, machine)
+        backend = limits.backend_of(config, machine)
         columns |= {"ranks_per_gpu": ranks_per_gpu, "backend": backend.value}
     return PlannedCell(
         **{**vars(cell), "config": config},
@@ -234,7 +234,7 @@ def _kind(config: Config, stage: StageConfig, machine: Machine) -> WorldKind:
         python = python or sys.executable
     if stage.world is StageWorld.alone:
         return WorldKind(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
-    world_size, backend = config.world_of(stage.world)[1], validity.backend_of(config, machine)
+    world_size, backend = config.world_of(stage.world)[1], limits.backend_of(config, machine)
     if config.device is Device.cuda and world_size > machine.gpus and backend is Backend.nccl:
         variables = shared_gpus.environment() | variables
     environment = tuple(sorted(variables.items()))
@@ -256,7 +256,7 @@ def _one_per_run(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
         if cell.block != earlier.block and repeats(cell) != repeats(earlier):
             first[cell.run] = max(earlier, cell, key=repeats)  # of the block that measures its costs
             continue
-        pairs = zip(validity.keys_of(earlier.config), validity.keys_of(cell.config), strict=False)
+        pairs = zip(limits.keys_of(earlier.config), limits.keys_of(cell.config), strict=False)
         for (key, _, value), (_, _, another) in pairs if earlier is not cell else ():
             if value != another and is_how_run(key) and not is_dataclass(value):
                 both = f"{key}={value_text(value)} and {key}={value_text(another)}"

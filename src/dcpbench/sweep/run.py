@@ -13,9 +13,9 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from dcpbench.compose.blocks import words_of_cells
 from dcpbench.compose.cells import SweepCell, cells_of
 from dcpbench.compose.composer import Composer
-from dcpbench.compose.matrix import words_of_cells
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted

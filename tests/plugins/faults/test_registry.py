@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from conftest import dcpbench, run
-from dcpbench.cli import reference
+from dcpbench.cli import keys_help
 from dcpbench.config.groups import Expect, rank_of
 from dcpbench.core.checks import CHECKS
 from dcpbench.plugins.faults import registry
@@ -81,7 +81,7 @@ def test_unknown_fault_prints_one_line(tmp_path: Path) -> None:
 
 
 def test_shell_completes_faults() -> None:
-    assert "lr_next_float" in reference.groups()["fault"].values
+    assert "lr_next_float" in keys_help.groups()["fault"].values
 
 
 DETECTED = [
