@@ -118,7 +118,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "replicas not compared": (
         _LOCKSTEP,
         "return compare_replicas(leaves, self._world.group)",
-        "return Compared([], (made := compare_replicas(leaves, self._world.group)).names, made.fired)",
+        "return Compared([], (made := compare_replicas(leaves, self._world.group)).names, made.detected)",
     ),
     "rank 0 skipped": (
         _CHECKS,

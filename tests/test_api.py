@@ -19,7 +19,7 @@ from dcpbench.config.overrides import overrides
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.plugins import plugins
 from dcpbench.records.store import ResultsError
-from dcpbench.sweep.folder import Record
+from dcpbench.sweep.folder import SweepRecord
 from report.sweeps import cell, folder_with
 from support import own_workload
 from support.commands import ROOT, python
@@ -229,7 +229,7 @@ def test_a_result_says_how_its_cells_ended(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "it's", *cells)
     assert repr(api.read_sweep(folder)) == f'Result("{folder}": 3 cells in 4 runs: 3 pass, 1 fail)'
     names = [*(each.cell for each in cells), "parallel=none", "parallel=hsdp2"]
-    Record([], str(tmp_path), {name: [] for name in names}, []).write(folder)
+    SweepRecord([], str(tmp_path), {name: [] for name in names}, []).write(folder)
     assert repr(api.read_sweep(folder)).endswith(": 3 cells in 4 runs: 3 pass, 1 fail, 2 left)")
     assert repr(api.Result(tmp_path, 1)) == (
         f"Result('{tmp_path}': ResultsError: {tmp_path}: no sweep here (results.jsonl: No such file or "

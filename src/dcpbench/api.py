@@ -315,13 +315,13 @@ def read_sweep(folder: str | Path) -> Result:
     Raises:
         dcpbench.records.store.ResultsError: there is no sweep in the folder.
     """
-    from dcpbench.sweep.folder import Record
+    from dcpbench.sweep.folder import SweepRecord
 
     load_plugins()
     rows = read_rows(Path(folder), details=False)[0]
     status = exit_status(rows)
     with suppress(ConfigError):  # rows alone, copied from elsewhere
-        if len({row.run for row in rows if row.retry_of is None}) < len(Record.read(Path(folder)).cells):
+        if len({row.run for row in rows if row.retry_of is None}) < len(SweepRecord.read(Path(folder)).cells):
             status = 1
     return Result(Path(folder), status)
 

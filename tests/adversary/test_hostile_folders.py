@@ -15,7 +15,7 @@ import pytest
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
-from dcpbench.sweep.folder import Record, SweepFolder
+from dcpbench.sweep.folder import SweepFolder, SweepRecord
 from dcpbench.sweep.valid_rows import ValidRows
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.commands import main
@@ -50,7 +50,7 @@ def nul_bytes(path: Path, _: Path) -> None:
     )
 
 
-RECORD = Record([], "/", {"a": []}, [])
+RECORD = SweepRecord([], "/", {"a": []}, [])
 PLANTED = (link_to_file, dangling_link, folder, nul_bytes)
 
 
@@ -164,7 +164,7 @@ def test_a_document_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: An
     monkeypatch.setattr(files, "MOST_BYTES", 10_000)
     (tmp_path / "sweep.json").write_bytes(b"x" * 10_001)
     with pytest.raises(ConfigError, match="10,001 bytes are more than the 10,000 allowed"):
-        Record.read(tmp_path)
+        SweepRecord.read(tmp_path)
 
 
 def test_removing_a_folder_changes_nothing_that_it_points_to(outside: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_documents_that_no_sweep_wrote_are_refused_in_a_line(
 ) -> None:
     bad = hostile(tmp_path / "sweeps", "sweep.json", plant, outside)
     with pytest.raises(ConfigError) as refused:
-        Record.read(bad)
+        SweepRecord.read(bad)
     assert str(bad) in str(refused.value)
     assert "\n" not in str(refused.value)
     bad = hostile(tmp_path / "others", "environment.json", plant, outside)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from conftest import ONE_STEP, dcpbench, plan_sweep, run
-from dcpbench.sweep.folder import Record
+from dcpbench.sweep.folder import SweepRecord
 from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
 from support.commands import python
@@ -67,7 +67,7 @@ def test_resuming_another_users_sweep_is_refused(tmp_path: Path, given: str) -> 
     for module in ("selectors", "torch", "evil"):
         (there / f"{module}.py").write_text(f"open({str(ran)!r}, 'w')\n")
     words = [*ONE, "model.target=evil.Model"]
-    Record(words, str(there), {",".join(ONE): [*ONE]}, []).write(sweep)
+    SweepRecord(words, str(there), {",".join(ONE): [*ONE]}, []).write(sweep)
     os.chown(sweep / given, 65_534, -1)
     for words in (["resume", str(sweep)], ["plan", "--resume", str(sweep)]):
         ended = dcpbench(*words, folder=sweep, cwd=tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.analysis.cell_identity import identity_keys, names_of_cells, with_cells
+from dcpbench.analysis.cell_identity import add_cell_keys, identity_keys, names_of_cells
 from dcpbench.analysis.frame import dtypes, records, short_names
 from dcpbench.records.row import columns
 from dcpbench.records.store import ResultsError, read_lines, read_rows
@@ -239,7 +239,7 @@ def test_custom_workloads_appear_once_as_the_model(tmp_path: Path) -> None:
     ]
     frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
     assert list(summary(frame).table.columns[:2]) == ["model", "status"]
-    named = names_of_cells(with_cells(frame, identity_keys(frame)))
+    named = names_of_cells(add_cell_keys(frame, identity_keys(frame)))
     assert named == ["parallel=ddp model=mine.build", "parallel=ddp model=other.build"]
 
 

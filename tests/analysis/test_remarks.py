@@ -7,7 +7,7 @@ import pytest
 
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.analysis.runs import failures, of_a_kind, remarks
+from dcpbench.analysis.runs import failures, grouped_failures, remarks
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
@@ -126,5 +126,5 @@ def test_first_step_that_differs_is_named() -> None:
 def test_failures_of_other_targets_are_not_alike(tmp_path: Path) -> None:
     models = ("a.b", "a.b", "a.c")
     rows = [mine(m, status="error", reason="it broke", config_digest=f"{n}") for n, m in enumerate(models)]
-    listed = of_a_kind(failures(read_sweeps([folder_with(tmp_path / "sweep", *rows)]).frame))
+    listed = grouped_failures(failures(read_sweeps([folder_with(tmp_path / "sweep", *rows)]).frame))
     assert list(listed["more"]) == ["and 1 more like it", ""]

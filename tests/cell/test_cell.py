@@ -130,13 +130,15 @@ def test_check_report_has_names_and_places(tmp_path: Path) -> None:
     assert [(one.name, one.where) for one in report.distinct.values()] == [("weight", Place("here"))]
 
 
-@pytest.mark.parametrize("fired", [(True, True), (True, False), (False, True), (False, False)])
-def test_missed_control_stays_missed_at_its_place(fired: tuple[bool, bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize("detected", [(True, True), (True, False), (False, True), (False, False)])
+def test_missed_control_stays_missed_at_its_place(detected: tuple[bool, bool], tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
-    for did in fired:
+    for did in detected:
         names = {"weight": True, "bias": True}
         cell.record("model_equal", Compared([], names, {"weight": did, "bias": True}), "here")
-    assert cell.report.checks["model_equal"].control == {Place("here"): {"weight": all(fired), "bias": True}}
+    assert cell.report.checks["model_equal"].control == {
+        Place("here"): {"weight": all(detected), "bias": True}
+    }
 
 
 MEASURED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
@@ -271,7 +273,7 @@ def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:
 def test_random_state_is_compared_if_restorable() -> None:
     run = build(config(**SMALL), world(), 0)
     assert StatePart.random in live_state(run)
-    run.limits = replace(run.limits, generators=frozenset())
+    run.exclusions = replace(run.exclusions, generators=frozenset())
     assert StatePart.random not in live_state(run)
 
 

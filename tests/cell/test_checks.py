@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dcpbench.cell import checkpoint_files, checks, explained, steps
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.compare import across_layouts
@@ -31,7 +31,7 @@ from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.runs import build_run
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import Limits, Run
+from dcpbench.runs.run import Exclusions, Run
 from dcpbench.runs.run_state import live_state
 from dcpbench.state.snapshot import Leaves
 from dcpbench.twin import gradients, lockstep
@@ -128,14 +128,14 @@ def test_loss_is_usable_if_the_model_is_alive(loss: float, alive: bool) -> None:
     seen = [loss, 1.0]
     compared = compare_resumed(seen, seen, 1, None, [alive, True], [2.0, 3.0])
     means = loss == 0.5 and alive
-    assert compared.fired == {
+    assert compared.detected == {
         "loss of step 1": means,
         "loss of step 2": True,
     }
 
 
 @pytest.mark.parametrize(
-    ("unrestored", "fired"),
+    ("unrestored", "detected"),
     [
         ([5.0, 2.0, 3.0], [True, True]),
         ([5.0, 1.0, 3.0], [True, True]),  # step 2 is equal by coincidence: the loss of step 1 is another
@@ -145,9 +145,9 @@ def test_loss_is_usable_if_the_model_is_alive(loss: float, alive: bool) -> None:
         ([1.0], [False, False]),
     ],
 )
-def test_losses_of_an_unrestored_run_must_be_reported(unrestored: list[float], fired: list[bool]) -> None:
+def test_losses_of_an_unrestored_run_must_be_reported(unrestored: list[float], detected: list[bool]) -> None:
     compared = compare_resumed([1.0, 1.0], [1.0, 1.0], 2, None, [True] * 2, unrestored)
-    assert [*compared.fired.values()] == fired
+    assert [*compared.detected.values()] == detected
 
 
 @pytest.mark.cell
@@ -157,7 +157,7 @@ def test_each_loss_has_a_control(options: dict[str, float]) -> None:
     _, report = alone(workload=workload, save_at=0, train_steps=1, saves=1, resume_steps=1)
     for check in ("batch_loss_close", "loss_resume_equal"):
         controls = report.checks[check].control.values()
-        assert all(fired for of_place in controls for fired in of_place.values()), check
+        assert all(detected for of_place in controls for detected in of_place.values()), check
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -203,7 +203,7 @@ def test_checkpoint_without_files_is_not_loaded(
     if comes:
         (folder / "file").write_text("late")
     checkpoint = Checkpoint(1, str(folder), {})
-    checkpoint_files.follow(cell, checkpoint, {})
+    checkpoint_files.follow_files(cell, checkpoint, {})
     assert checkpoint_files.remaining(cell, [checkpoint]) == [checkpoint] * comes
     checkpoint_files.verify_files(cell)
     names = [one.name for one in cell.report.checks["files_unchanged"].distinct.values()]
@@ -269,7 +269,7 @@ def test_control_of_an_absent_key_loads_one_that_is_there(
 
 def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     steps.advance(cell, reference, 1)
     saved = steps.finish(cell, steps.save(cell, reference.trained))
     steps.advance(cell, reference, 2)
@@ -299,7 +299,7 @@ def test_drawing_run_is_bound_to_its_layout(
     cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
     run = build_twin(cell.config, cell.world, 0)
     run.random.drawn, run.sizes = {"cpu"} if draws else set(), sizes
-    assert checks._layout_matters(cell, run, Limits(), Place("")) is (why is not None)
+    assert checks._layout_matters(cell, run, Exclusions(), Place("")) is (why is not None)
     text = f"the model draws random numbers in training, and {why}"
     assert why_not(cell.report) == ({"loss_resume_close": text} if why else {})
 
@@ -313,8 +313,8 @@ def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> Non
         run = build_run.build(given, world(0, size, dist.group.WORLD), 0)
     finally:
         dist.destroy_process_group()
-    assert (run.limits.why_layout_bound is not None) is sees
-    assert run.limits.why_no_twin is None, "a twin sees the same share"
+    assert (run.exclusions.why_layout_bound is not None) is sees
+    assert run.exclusions.why_no_twin is None, "a twin sees the same share"
 
 
 @pytest.mark.parametrize("free", [0, 2**40])
@@ -390,7 +390,7 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, record = bare_cell(tmp_path, config(**SMALL)), Story()
+    cell, record = bare_cell(tmp_path, config(**SMALL)), ReferenceRun()
     built: list[int] = []
     honest = build_run.build_unrestored
 
@@ -420,8 +420,8 @@ def test_a_load_of_a_resumed_run_is_compared_with_no_other_run() -> None:
 def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     run = build_twin(cell.config, cell.world, 0)
-    run.limits = Limits(why_layout_bound=own)
-    assert checks._layout_matters(cell, run, Limits(why_layout_bound=before), Place("")) is bool(
+    run.exclusions = Exclusions(why_layout_bound=own)
+    assert checks._layout_matters(cell, run, Exclusions(why_layout_bound=before), Place("")) is bool(
         own or before
     )
     told = own or before

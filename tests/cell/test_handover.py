@@ -12,7 +12,7 @@ import torch
 
 from dcpbench.cell import handover, steps
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.compare import stored
 from dcpbench.compare.leaves import compare
 from dcpbench.config.groups import Verify
@@ -28,7 +28,7 @@ def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     dropped: list[str] = []
     vars(cell)["checkpointer"] = mock.Mock(drop_cached=dropped.append)
     checkpoint = Checkpoint(7, str(tmp_path), {})
-    saved = Story([checkpoint], [1.0])
+    saved = ReferenceRun([checkpoint], [1.0])
     handover.leave(cell.vary(verify=Verify.standard), saved)
     handover.leave(replace(cell, world=world(1, 2)), saved)
     assert dropped == [], "rank 0 drops it for all"
@@ -45,7 +45,7 @@ def test_generators_are_dropped_where_another_layout_resumes(
     cell = bare_cell(tmp_path, config(model="short", scenario=scenario))
     vars(cell)["checkpointer"] = mock.Mock()
     state = {StatePart.random: {("cpu",): 1}, StatePart.model: {}}
-    handover.leave(cell, Story([Checkpoint(7, str(tmp_path), state)]), any_layout=True)
+    handover.leave(cell, ReferenceRun([Checkpoint(7, str(tmp_path), state)]), any_layout=True)
     _, story = handover.take(cell.vary(world_size=2), any_layout=True)
     assert (StatePart.random not in story.checkpoints[0].state) == dropped
 
@@ -72,7 +72,7 @@ def test_loaded_value_is_compared_as_saved() -> None:
 def test_checkpoint_is_plain_data(tmp_path: Path) -> None:
     """It can be read without running code, so no live run and no checkpointer is in it."""
     cell = bare_cell(tmp_path, config(model="short", scheduler="step"))
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     steps.advance(cell, reference, 1)
     saved = steps.finish(cell, steps.save(cell, reference.trained))
     written = stream(saved)

@@ -30,9 +30,9 @@ def test_target_is_restored(into: str) -> None:
 )
 def test_targets_before_the_load(into: str, filled: bool, gradients: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, load_into=into))
-    target = steps.build_target(cell, steps.Story())
+    target = steps.build_target(cell, steps.ReferenceRun())
     nothing = Checkpoint(0, "", {})
-    checks.make_different(cell, target, nothing)
+    checks.perturb_target(cell, target, nothing)
     assert bool(target.optimizer.state) is filled
     assert all((value.grad is not None) is gradients for value in target.model.parameters())
 

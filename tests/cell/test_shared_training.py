@@ -160,7 +160,7 @@ def test_wrong_kept_run_judges_no_cell(
     assert here.kept is not None
 
 
-def damage(kept: uninterrupted.Kept, part: StatePart) -> None:
+def damage(kept: uninterrupted.KeptRun, part: StatePart) -> None:
     """Change one value of a part of the kept state."""
     (state,) = kept.record.states.values()
     name, leaf = next(

@@ -23,7 +23,7 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.state import Name, StatePart
 from dcpbench.formats.files import recorded_syncs, synced_in
 from dcpbench.runs.build_run import build
-from dcpbench.runs.run import Limits
+from dcpbench.runs.run import Exclusions
 from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import Leaves
 from dcpbench.workloads.generators import RandomState
@@ -53,12 +53,12 @@ def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
     cell = bare_cell(
         tmp_path, config(checkpointer="trainer", workload=target, **{**SMALL, "resume_steps": 3})
     )
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     checkpoints = steps.train_and_save(cell, reference)
     assert [checkpoint.step for checkpoint in checkpoints] == [1, 2]
     assert (len(reference.losses), sorted(reference.states)) == (5, [4, 5])
-    assert reference.stepped.keys() >= {2, 3}, "a step after each save"
-    assert reference.limits.why_layout_bound == reference.trained.limits.why_no_twin is not None
+    assert reference.after_first_step.keys() >= {2, 3}, "a step after each save"
+    assert reference.exclusions.why_layout_bound == reference.trained.exclusions.why_no_twin is not None
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     assert why_not(cell.report).keys() == unreadable
     assert cell.report.checks.keys() == {"side_effect_free"}, "an unreadable checkpoint is not audited"
@@ -72,21 +72,21 @@ def leaves(*of: str) -> Leaves:
 def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path) -> None:
     """Also in a state that a checkpoint shares with the reference run."""
     cell = bare_cell(tmp_path)
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     own: list[State] = [{StatePart.model: {}, StatePart.random: leaves(*NAMES)} for _ in range(6)]
     reference.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", state) for state in (*own[4:], own[0])]
     with mock.patch.object(RandomState, "needed", frozenset(needed)):
         steps.decide_state(cell, reference, checkpoints)
     assert own == [{StatePart.model: {}, **({StatePart.random: leaves(*needed)} if needed else {})}] * 6
-    assert reference.trained.limits.generators == frozenset(needed)
+    assert reference.trained.exclusions.generators == frozenset(needed)
     assert ("random_equal" in why_not(cell.report)) is not bool(needed)
 
 
 def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
     """Each is a copy of all small values."""
     cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
         steps.advance(cell, reference, until)
         assert reference.trained.train_state.step == until
@@ -107,7 +107,7 @@ def test_unsynced_files_may_be_allowed(asked_for: bool, tmp_path: Path) -> None:
     given.storage = replace(given.storage, sync_files=asked_for)
     with recorded_syncs() as synced:
         cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
-        reference = steps.build(cell)
+        reference = steps.build_reference(cell)
         steps.advance(cell, reference, 1)
         steps.finish(cell, steps.save(cell, reference.trained))
     assert bool(synced) is asked_for
@@ -190,8 +190,8 @@ def handed_over(cell: Cell) -> None:
     kept = [{extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
     saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
-    limits = Limits(why_layout_bound="why", computes_in=(torch.bfloat16,))
-    handover.leave(cell, steps.Story(saved, [1.0], states, limits=limits), any_layout=True)
+    exclusions = Exclusions(why_layout_bound="why", computes_in=(torch.bfloat16,))
+    handover.leave(cell, steps.ReferenceRun(saved, [1.0], states, exclusions=exclusions), any_layout=True)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -209,7 +209,7 @@ def test_control_of_disagreeing_ranks_is_run(
     cell = bare_cell(tmp_path)
     vars(cell)["checkpointer"] = EMPTY
     saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {("lr",): 0.1, ("eps",): 1e-8}})
-    handover.leave(cell, steps.Story([saved]), any_layout=True)
+    handover.leave(cell, steps.ReferenceRun([saved]), any_layout=True)
     assert given[1].keys() == {("lr",)}
     assert given[1]["lr",] != 0.1
     assert cell.report.checks["optim_equal"].control == {saved.place: {"lr": seen}}
@@ -227,7 +227,7 @@ def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_pa
     assert taken == [{StatePart.extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
     assert all(one.by_content for one in story.checkpoints), "it may lie otherwise"
     assert story.losses == [1.0]
-    assert (story.limits.why_layout_bound, story.limits.computes_in) == ("why", (torch.bfloat16,))
+    assert (story.exclusions.why_layout_bound, story.exclusions.computes_in) == ("why", (torch.bfloat16,))
     assert cell.report.checks == {}
 
 

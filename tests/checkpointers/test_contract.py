@@ -150,7 +150,7 @@ def test_files_are_read_without_the_library(readable: Checkpointer, saved: str) 
     }
     stored = readable.stored(saved)
     read = compare_stored(leaves, stored, torch.device("cpu")).compared
-    assert (read.found, read.fired) == ([], dict.fromkeys(leaves, True))
+    assert (read.found, read.detected) == ([], dict.fromkeys(leaves, True))
     leaves["model.w"].local[3, 5] *= -1
     (finding,) = compare_stored(leaves, stored, torch.device("cpu")).compared.found
     assert (finding.name, finding.facts["index"]) == ("model.w", [3, 5])

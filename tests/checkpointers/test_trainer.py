@@ -11,7 +11,7 @@ import pytest
 from conftest import Finished, blocks, run, selected
 from dcpbench.cell import checkpoint_files
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, Save
+from dcpbench.cell.checkpoint import Checkpoint, SaveInFlight
 from dcpbench.checkpointers.base import AtSuccess, PendingSave
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer
@@ -187,13 +187,13 @@ def test_files_of_other_names_belong_to_the_save_that_wrote_them(tmp_path: Path)
     assert [path.name for path in (tmp_path / "output").rglob("*") if path.is_file()] == ["latest"]
 
 
-def saved_by(cell: Cell, path: Path) -> Save:
+def saved_by(cell: Cell, path: Path) -> SaveInFlight:
     """A save to a path that reports success now."""
     vars(cell)["checkpointer"] = TorchSaveCheckpointer(path.parent, cell.config, cell.world)
     files = Future[AtSuccess]()
     files.set_result(cell.checkpointer.at_success(str(path), cell.world.rank, cell.world.size == 1))
     pending = PendingSave(0.0, 0.0)
-    return Save(Checkpoint(2, str(path), {}), pending, files, lambda: NOTHING, {}, {}, 0)
+    return SaveInFlight(Checkpoint(2, str(path), {}), pending, files, lambda: NOTHING, {}, {}, 0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -205,7 +205,7 @@ def test_file_that_comes_after_success_on_a_rank_is_reported(tmp_path: Path, ran
     digests = checkpoint_files.digests_of(cell, save, on_several_hosts=False)
     report = cell.report.checks["files_unchanged"]
     assert [one.name for one in report.distinct.values()] == ["late"]
-    checkpoint_files.follow(cell, save.checkpoint, digests)
+    checkpoint_files.follow_files(cell, save.checkpoint, digests)
     checkpoint_files.verify_files(cell)
     assert report.count == 2 - rank, "rank 0 compares them at the end too"
 
@@ -232,7 +232,7 @@ def test_checkpoint_without_files_fails(
     cell = bare_cell(tmp_path)
     save = saved_by(cell, tmp_path / "step-2")
     digests = checkpoint_files.digests_of(cell, save, on_several_hosts=False)
-    checkpoint_files.follow(cell, save.checkpoint, digests)
+    checkpoint_files.follow_files(cell, save.checkpoint, digests)
     checkpoint_files.verify_files(cell)
     reported = [
         one.name for one in cell.report.checks.get("files_unchanged", CheckReport()).distinct.values()

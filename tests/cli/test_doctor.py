@@ -15,7 +15,7 @@ import pytest
 
 from dcpbench.cli import doctor
 from dcpbench.cli.commands import main
-from dcpbench.cli.doctor import Line, examined
+from dcpbench.cli.doctor import MachineCheck, examined
 from dcpbench.compose.limits import why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device
@@ -26,10 +26,10 @@ from dcpbench.executors.machine import Machine
 
 
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Line]]:
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, MachineCheck]]:
     """Return the checks by name, where torch has this description, for a sweep into a folder."""
 
-    def seen(folder: Path = tmp_path, **description: Any) -> dict[str, Line]:
+    def seen(folder: Path = tmp_path, **description: Any) -> dict[str, MachineCheck]:
         known = {"torch": "2.13.0", "gpu_count": 0, "cuda": None, **description}
         monkeypatch.setattr(doctor, "own_agent", lambda: None)
         monkeypatch.setattr(machine, "probe", lambda _: (known, Pipe()[0]))
@@ -91,7 +91,7 @@ def test_torch_and_gpus(
     name: str,
     state: str,
     message: str,
-    lines: Callable[..., dict[str, Line]],
+    lines: Callable[..., dict[str, MachineCheck]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,7 +109,7 @@ def test_torch_and_gpus(
 
 
 def test_scarce_memory_and_full_disks(
-    lines: Callable[..., dict[str, Line]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: Callable[..., dict[str, MachineCheck]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, of_nobody = lines(), lines(Path("/proc/sys"))["disk"]
     assert {there[name].state for name in ("disk", "shared memory")} == {"ok"}
@@ -129,7 +129,7 @@ def test_scarce_memory_and_full_disks(
 
 
 def test_missing_compiler(
-    lines: Callable[..., dict[str, Line]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: Callable[..., dict[str, MachineCheck]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     if shutil.which("g++"):

@@ -11,7 +11,7 @@ from dcpbench.cli.commands import main
 from dcpbench.cli.words import check
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ParallelConfig
-from dcpbench.sweep.folder import Record
+from dcpbench.sweep.folder import SweepRecord
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_wrong_words_get_one_line_with_a_hint(
     monkeypatch.chdir(tmp_path)
     for name in ("night", "night.old"):
         (tmp_path / name).mkdir()
-        Record([], "", {}, []).write(tmp_path / name)
+        SweepRecord([], "", {}, []).write(tmp_path / name)
     assert main(words.split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

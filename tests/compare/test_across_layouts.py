@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from dcpbench.compare import across_layouts
 from dcpbench.compare.across_layouts import _add_up, compare_across, digests, gathered
 from dcpbench.compare.controls import controllable
-from dcpbench.compare.leaves import Recall
+from dcpbench.compare.leaves import TensorReader
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.sentences import describe
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
+from dcpbench.state.snapshot import DigestedLeaf, EmptyShard, Leaves, TensorLeaf, digested
 
 
 def leaf(tensor: torch.Tensor) -> TensorLeaf:
@@ -59,7 +59,7 @@ def test_every_cut_has_the_digest_of_the_full_tensor(shape: list[int], cut: int,
 
 
 def test_difference_is_found_and_described() -> None:
-    saved = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "lr": 0.1, "gone": Idle(1)}
+    saved = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "lr": 0.1, "gone": EmptyShard(1)}
     same = {
         name: leaf(one.local.clone()) if isinstance(one, TensorLeaf) else one for name, one in saved.items()
     }
@@ -160,11 +160,11 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(across_layouts.dist, "get_rank", lambda rank: rank)
 
 
-def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:
+def across(saved: Leaves, restored: list[Leaves], read_saved: TensorReader | None) -> list[list[str]]:
     """Return the mismatches that each rank reports."""
 
     def rank(number: int) -> list[str]:
-        found = compare_across(saved, restored[number], number, recall)  # type: ignore[arg-type]
+        found = compare_across(saved, restored[number], number, read_saved)  # type: ignore[arg-type]
         return [f"{one.name} {one.problem} {describe(one)}" for one in found]
 
     with ThreadPoolExecutor(2) as pool:
@@ -210,13 +210,13 @@ def test_every_drifted_tensor_is_reported() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_replicas_of_unsaved_names_are_compared() -> None:
-    recall = {"v": ONES}.get
+    read_saved = {"v": ONES}.get
     restored: list[Leaves] = [{"v": leaf(ONES), "w": leaf(each)} for each in (ONES, OTHER)]
     told = [f"w replicas {DRIFTED}", "w unexpected not saved, but restored"]
-    assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
+    assert across({"v": leaf(ONES)}, restored, read_saved) == [told] * 2
     restored = [{"v": leaf(each.T)} for each in (ONES, OTHER)]
     told = [f"v replicas {DRIFTED}", "v shape global shape: saved (2, 3), restored (3, 2)"]
-    assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
+    assert across({"v": leaf(ONES)}, restored, read_saved) == [told] * 2
 
 
 @pytest.mark.usefixtures("threads")
@@ -279,7 +279,7 @@ def test_replicas_have_the_same_bits(threads: None, drifted: int | None) -> None
     with ThreadPoolExecutor(2) as pool:
         results = [one.result(60) for one in [pool.submit(compared, rank) for rank in range(2)]]
     for result in results:
-        assert result.fired == {"w": True, "scalar": True}, "a bit that one rank has otherwise is reported"
+        assert result.detected == {"w": True, "scalar": True}, "a bit that one rank has otherwise is reported"
         assert [(one.name, one.problem) for one in result.found] == (
             [] if drifted is None else [("w", Problem.replicas)]
         )

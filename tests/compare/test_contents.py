@@ -13,7 +13,7 @@ from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.sentences import describe
 from dcpbench.state import snapshot
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import DigestedLeaf, Idle, Leaf, TensorLeaf, digested
+from dcpbench.state.snapshot import DigestedLeaf, EmptyShard, Leaf, TensorLeaf, digested
 
 Held = dict[int, TensorLeaf]
 
@@ -148,7 +148,7 @@ def test_disagreeing_values_are_reported() -> None:
 
 def test_entries_of_empty_shards_are_ignored() -> None:
     tensor = torch.ones(2)
-    everything, wrong = digests({"step": Idle(leaf(tensor)), "exp_avg": leaf(tensor)}, None)
+    everything, wrong = digests({"step": EmptyShard(leaf(tensor)), "exp_avg": leaf(tensor)}, None)
     assert list(everything) == ["exp_avg"]
     assert wrong == {}
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from dcpbench.compare.controls import (
-    all_different,
     compare_controlled,
     compared_names,
     controllable,
@@ -20,13 +19,14 @@ from dcpbench.compare.controls import (
     perturb_model,
     perturb_optimizer,
     perturbed,
-    unlike,
+    perturbed_leaves,
+    perturbed_where,
 )
 from dcpbench.compare.leaves import bits, compare, same_value
 from dcpbench.core.rank_report import Skip
 from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import (
-    Idle,
+    EmptyShard,
     TensorLeaf,
     digested,
     persistent_tensors,
@@ -65,7 +65,7 @@ def test_every_name_is_reported_after_a_perturbation() -> None:
     assert unchanged == (set(), {("param_groups", 0, "params")})
     after = snapshot_model(model), snapshot_optimizer(model, optimizer)
     for saved, changed, names in zip(before, after, unchanged, strict=True):
-        reported = {found.name for found in compare(saved, unlike(saved, changed, names))}
+        reported = {found.name for found in compare(saved, perturbed_where(saved, changed, names))}
         assert set(controllable(saved)) <= reported
     assert ("1.running_var",) in before[0]
     assert ("state", "0.net1.weight", "step") in before[1]
@@ -288,10 +288,10 @@ def test_jitter_is_equal_on_every_rank() -> None:
 
 def test_copies_of_what_is_unchanged_differ_from_what_is_expected() -> None:
     weight = snapshot_model(trained()[0])["0.net1.weight",]
-    expected = {"lost": 1, "zero": 0.0, "w": weight, "kept": 0.5, "idle": Idle(0.1)}
-    state = {"zero": -0.0, "w": weight, "kept": 0.25, "idle": Idle(0.1), "more": 3}
+    expected = {"lost": 1, "zero": 0.0, "w": weight, "kept": 0.5, "idle": EmptyShard(0.1)}
+    state = {"zero": -0.0, "w": weight, "kept": 0.25, "idle": EmptyShard(0.1), "more": 3}
     assert same_value(perturbed(state["zero"]), expected["zero"])
-    changed = unlike(expected, state, {"lost", "zero", "w", "idle", "more"})
+    changed = perturbed_where(expected, state, {"lost", "zero", "w", "idle", "more"})
     assert list(changed) == list(state), "a name that is missing would be reported whatever it holds"
     assert {name for name, leaf in changed.items() if leaf is state[name]} == {"kept", "idle", "more"}
     assert {one.name for one in compare(expected, changed)} == {"lost", "zero", "w", "kept", "more"}
@@ -300,13 +300,13 @@ def test_copies_of_what_is_unchanged_differ_from_what_is_expected() -> None:
 def test_list_of_none_has_a_control() -> None:
     assert perturbed([None, {"steps": 4}]) == [None, {"steps": perturbed(4)}]
     functions = {"of none": [], "lr_lambdas": [None, None]}
-    assert {one.name for one in compare(functions, all_different(functions))} == functions.keys()
+    assert {one.name for one in compare(functions, perturbed_leaves(functions))} == functions.keys()
 
 
 def test_every_leaf_changes() -> None:
     leaf = snapshot_model(trained()[0])["0.net1.weight",]
-    leaves = {"first": 0.1, "w": leaf, **digested({"large": leaf}), "idle": Idle(leaf), "last": "mean"}
-    changed = all_different(leaves)
+    leaves = {"first": 0.1, "w": leaf, **digested({"large": leaf}), "idle": EmptyShard(leaf), "last": "mean"}
+    changed = perturbed_leaves(leaves)
     assert list(changed) == list(leaves)
     assert [found.name for found in compare(leaves, changed)] == ["first", "w", "large", "last"]
     assert changed["idle"] is leaves["idle"], "an entry that may be absent has nothing to report"
@@ -316,17 +316,17 @@ def test_proven_names_are_compared_without_a_control() -> None:
     expected, actual = {"lr": 0.1, "momentum": 0.9, "w": "old"}, {"lr": 0.1, "momentum": 0.8, "w": "old"}
     other = {**actual, "w": "new"}  # a control that leaves `lr` as expected
     first = compare_controlled(expected, actual, other)
-    assert (first.names, first.fired) == (
+    assert (first.names, first.detected) == (
         {"lr": True, "momentum": True, "w": True},
         {"lr": False, "momentum": True, "w": True},
     )
     second = compare_controlled(expected, actual, other, proven=["lr"])
     assert (second.found, second.names) == (first.found, first.names)
     assert second.found[0].name == "momentum"
-    assert second.fired == dict.fromkeys(expected, True)
+    assert second.detected == dict.fromkeys(expected, True)
     third = compare_controlled(expected, actual, proven=["momentum"])
     assert [one.name for one in third.found] == ["momentum"]
-    assert third.fired == dict.fromkeys(expected, True)
+    assert third.detected == dict.fromkeys(expected, True)
 
 
 def test_compared_names_tell_empty_shards() -> None:
@@ -339,7 +339,7 @@ def test_compared_names_tell_empty_shards() -> None:
         "here": leaf((2, 2), (0, 0), (1, 2), 0, 2),
         "on another rank": leaf((2, 2), (2, 0), (0, 2), 0, 0),
         "nowhere": leaf((0, 2), (0, 0), (0, 2), 0, 0),
-        "idle": Idle(0.1),
+        "idle": EmptyShard(0.1),
     }
     assert compared_names(leaves) == {"lr": True, "scalar": True, "here": True, "on another rank": False}
     assert controllable(leaves) == ["lr", "scalar", "here"]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
-from dcpbench.compare.leaves import ABSENT, AS_STORED, bits, compare, same_leaves, same_value, with_place
+from dcpbench.compare.leaves import ABSENT_LEAF, AS_STORED, bits, compare, same_leaves, same_value, with_place
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
 from dcpbench.state.layout import whole
-from dcpbench.state.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
+from dcpbench.state.snapshot import DigestedLeaf, EmptyShard, Leaves, TensorLeaf, digested
 
 DTYPES = [
     torch.float32,
@@ -139,13 +139,13 @@ ONES = leaf(torch.ones(2))
 @pytest.mark.parametrize(
     ("saved", "restored", "told"),
     [
-        ({"s": Idle(1.0)}, {}, []),
-        ({}, {"s": Idle(1.0)}, []),
-        ({"s": Idle(ONES)}, {"s": Idle(leaf(torch.ones(2)))}, []),
-        ({"s": Idle(ONES)}, {"s": Idle(leaf(torch.zeros(2)))}, [("s", Problem.differs)]),
-        ({"s": Idle(0.0)}, {"s": Idle(-0.0)}, [("s", Problem.value)]),
-        ({"s": Idle(1.0)}, {"s": 1.0}, [("s", Problem.value)]),
-        ({"s": 1.0}, {"s": Idle(1.0)}, [("s", Problem.value)]),
+        ({"s": EmptyShard(1.0)}, {}, []),
+        ({}, {"s": EmptyShard(1.0)}, []),
+        ({"s": EmptyShard(ONES)}, {"s": EmptyShard(leaf(torch.ones(2)))}, []),
+        ({"s": EmptyShard(ONES)}, {"s": EmptyShard(leaf(torch.zeros(2)))}, [("s", Problem.differs)]),
+        ({"s": EmptyShard(0.0)}, {"s": EmptyShard(-0.0)}, [("s", Problem.value)]),
+        ({"s": EmptyShard(1.0)}, {"s": 1.0}, [("s", Problem.value)]),
+        ({"s": 1.0}, {"s": EmptyShard(1.0)}, [("s", Problem.value)]),
         ({"s": ONES}, {"s": 1.0}, [("s", Problem.value)]),
         ({"s": 1.0}, {"s": ONES}, [("s", Problem.value)]),
         (
@@ -282,7 +282,7 @@ def test_same_leaves_compares_digests_by_content() -> None:
 
 def test_same_leaves_compares_absence() -> None:
     """In another process, too."""
-    expected = {"gone": pickle.loads(pickle.dumps(ABSENT)), "kept": ABSENT, "array": np.zeros(2)}
+    expected = {"gone": pickle.loads(pickle.dumps(ABSENT_LEAF)), "kept": ABSENT_LEAF, "array": np.zeros(2)}
     assert same_leaves(expected, {"kept": 1.0, "array": np.zeros(2)}) == {"gone", "array"}
 
 

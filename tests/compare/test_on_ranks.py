@@ -100,7 +100,7 @@ def read_parts() -> set[str]:
     stored["few"] = [StoredChunk((0, 0), (1, 2), lambda: row)]
     compared = compare_stored(leaves, stored, torch.device("cpu")).compared
     assert compared.found == []
-    return {*compared.fired}
+    return {*compared.detected}
 
 
 def ranks_match(ask: Ask, case: Case) -> None:

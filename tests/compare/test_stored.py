@@ -53,7 +53,7 @@ def _chunks(tensor: torch.Tensor, rows: int, read: list[int] | None = None) -> l
 def test_part_is_assembled_and_compared(extent: Extent) -> None:
     leaves = {"w": TensorLeaf(extent.take(SMALL).clone(), extent, None)}
     read = compare_stored(leaves, {"w": _chunks(SMALL, 4)}, CPU).compared
-    assert (read.found, read.fired) == ([], {"w": True})
+    assert (read.found, read.detected) == ([], {"w": True})
     leaves["w"].local[-1] += 1
     (finding,) = compare_stored(leaves, {"w": _chunks(SMALL, 4)}, CPU).compared.found
     assert finding.problem is Problem.differs
@@ -66,7 +66,7 @@ def test_one_block_of_a_large_part_is_read(monkeypatch: pytest.MonkeyPatch) -> N
     leaves = digested({"w": TensorLeaf(large, whole(large), None)})
     rows: list[int] = []
     read = compare_stored(leaves, {"w": _chunks(large, 1, rows)}, CPU).compared
-    assert (read.found, read.fired) == ([], {"w": True})
+    assert (read.found, read.detected) == ([], {"w": True})
     assert rows == list(range(rows[0], rows[0] + 5))
     (finding,) = compare_stored(leaves, {"w": _chunks(-large, 1)}, CPU).compared.found
     assert finding.problem is Problem.digests_differ
@@ -80,9 +80,9 @@ def test_only_the_smallest_large_tensor_is_read(last: str) -> None:
     stored = {name: _chunks(tensor, 2) for name, tensor in tensors.items()}
     leaves = {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
     large = digested({name: leaves[name] for name in sorted(sizes, key=last.__eq__)})
-    assert compare_stored(large, stored, CPU).compared.fired == {"a": True}
-    assert compare_stored(leaves, stored, CPU).compared.fired == dict.fromkeys(sizes, True)
-    assert compare_stored({**leaves, "a": 0.1}, stored, CPU).compared.fired.keys() == {"b", "c"}
+    assert compare_stored(large, stored, CPU).compared.detected == {"a": True}
+    assert compare_stored(leaves, stored, CPU).compared.detected == dict.fromkeys(sizes, True)
+    assert compare_stored({**leaves, "a": 0.1}, stored, CPU).compared.detected.keys() == {"b", "c"}
 
 
 def test_only_overlapping_chunks_are_read() -> None:
@@ -108,7 +108,7 @@ def test_stored_parts_and_controls_are_compared() -> None:
     """A step counter stays on the CPU when the model is elsewhere."""
     leaves = {"w": TensorLeaf(SMALL, whole(SMALL), None)}
     read = compare_stored(leaves, {"w": _chunks(SMALL, 6)}, torch.device("meta")).compared
-    assert (read.found, read.fired) == ([], {"w": True})
+    assert (read.found, read.detected) == ([], {"w": True})
 
 
 UNREADABLE: dict[str, tuple[list[StoredChunk], str]] = {
@@ -133,7 +133,7 @@ def test_unreadable_chunk_is_a_mismatch(case: str) -> None:
     read = compare_stored({"w": TensorLeaf(SMALL, whole(SMALL), None)}, {"w": chunks}, CPU).compared
     assert [one.problem for one in read.found] == [Problem.unreadable]
     assert told in read.found[0].facts["error"]
-    assert read.fired == {"w": True}
+    assert read.detected == {"w": True}
 
 
 def test_control_of_an_unreadable_chunk_is_run() -> None:
@@ -141,7 +141,7 @@ def test_control_of_an_unreadable_chunk_is_run() -> None:
     with mock.patch.object(stored_module, "compare", return_value=[]):
         read = compare_stored({"w": TensorLeaf(SMALL, whole(SMALL), None)}, {"w": []}, CPU).compared
     assert [one.problem for one in read.found] == [Problem.unreadable]
-    assert read.fired == {"w": False}
+    assert read.detected == {"w": False}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])

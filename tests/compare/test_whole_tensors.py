@@ -10,7 +10,7 @@ import torch.distributed as dist
 from dcpbench.compare import whole_tensors
 from dcpbench.compare.whole_tensors import Exchange, Parts, assembled, real_elements, summed
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.state.snapshot import EmptyShard, Leaves, TensorLeaf
 from support.gloo_ranks import WORLD_SIZE, Ask
 
 SHAPE = (5, 3)
@@ -57,7 +57,7 @@ def gathered(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Every layout together, for a dtype, with a part on one rank only and values that are not tensors."""
     tensor = EXPECTED.to(dtype)
     leaves: Leaves = {name: part(tensor, extents) for name, extents in LAYOUTS.items()}
-    leaves |= {"lr": 0.1, "step": Idle(leaves["flat"])}
+    leaves |= {"lr": 0.1, "step": EmptyShard(leaves["flat"])}
     if dist.get_rank() == 2:
         leaves["alone"] = TensorLeaf(torch.tensor(7.0), whole(torch.tensor(7.0)), None)
     return assembled(leaves, here())

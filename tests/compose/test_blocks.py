@@ -18,7 +18,7 @@ from conftest import TESTS, run
 from dcpbench.cli import keys_help
 from dcpbench.cli.words import one_line
 from dcpbench.compose import pairwise
-from dcpbench.compose.blocks import jobs, listed, repeated, words_of_cells
+from dcpbench.compose.blocks import override_lists, repeated, words_of_blocks, words_of_cells
 from dcpbench.compose.cells import CellWords, cells_of
 from dcpbench.compose.composer import Composer
 from dcpbench.config.errors import ConfigError
@@ -45,7 +45,7 @@ def parsed(*items: str) -> list[Override]:
 
 def chosen(*given: str) -> list[str]:
     blocks = {name: parsed(*items) for name, items in BLOCKS.items()}
-    return [" ".join(job.overrides) for job in jobs(blocks, parsed(*given), every)]
+    return [" ".join(job.overrides) for job in words_of_blocks(blocks, parsed(*given), every)]
 
 
 def test_blocks_are_products_in_order() -> None:
@@ -80,9 +80,9 @@ def test_all_overrides_of_a_cell_select_it_alone(number: int) -> None:
 
 
 def test_job_of_two_blocks_runs_once() -> None:
-    assert listed(parsed("compile=False,false,true")) == [["compile=False", "compile=True"]]
+    assert override_lists(parsed("compile=False,false,true")) == [["compile=False", "compile=True"]]
     blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
-    assert jobs(blocks, [], every) == [
+    assert words_of_blocks(blocks, [], every) == [
         CellWords(["parallel=ddp"], "one"),
         CellWords(["parallel=fsdp"], "one"),
     ]
@@ -141,7 +141,8 @@ CHECKED_AND_TIMED = {
 def rounds(*given: str, repeats: int = 1, for_all: bool = False) -> list[str]:
     blocks = {name: parsed(*items) for name, items in CHECKED_AND_TIMED.items()}
     return [
-        " ".join(job.overrides) for job in repeated(jobs(blocks, parsed(*given), every), repeats, for_all)
+        " ".join(job.overrides)
+        for job in repeated(words_of_blocks(blocks, parsed(*given), every), repeats, for_all)
     ]
 
 
@@ -160,7 +161,7 @@ def test_block_can_set_its_repeats() -> None:
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
 def test_block_with_two_repeats_is_refused(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
-        repeated(jobs({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
+        repeated(words_of_blocks({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
 
 
 KEYS: dict[str, list[Any]] = {

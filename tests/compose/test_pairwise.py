@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_blocks import cells_in, loaded, planned
 
-from dcpbench.compose.pairwise import Covering, Row, Search, sentence
+from dcpbench.compose.pairwise import Combination, PairCover, Search, sentence
 from dcpbench.config.errors import ConfigError
 
 shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
@@ -24,7 +24,7 @@ def lists_of(shape: list[int]) -> list[list[str]]:
     return [[f"{axis}={value}" for value in range(number)] for axis, number in enumerate(shape)]
 
 
-def pairs_of(rows: list[Row]) -> set[tuple[str, str]]:
+def pairs_of(rows: list[Combination]) -> set[tuple[str, str]]:
     return {pair for row in rows for pair in itertools.combinations(row, 2)}
 
 
@@ -64,7 +64,7 @@ def test_every_runnable_pair_is_in_a_job_that_runs(shape: list[int], data: st.Da
     apart = data.draw(st.lists(st.frozensets(anywhere, min_size=2, max_size=3), max_size=4))
     known = {conflict for conflict in apart if len(conflict) == 2 and data.draw(st.booleans())}
 
-    def runs(row: Row) -> bool:
+    def runs(row: Combination) -> bool:
         return not any(conflict <= {*row} for conflict in apart)
 
     found = Search(lists, runs, lambda one, other: frozenset((one, other)) in known).found()
@@ -78,10 +78,10 @@ def test_every_runnable_pair_is_in_a_job_that_runs(shape: list[int], data: st.Da
 
 def test_pairs_left_out_are_printed() -> None:
     lists = [["a=1", "a=2"], ["b=1", "b=2"]]
-    told = sentence(lists, Covering([("a=1", "b=1")] * 3, [("a=2", "b=2")], ["a=3"]))
+    told = sentence(lists, PairCover([("a=1", "b=1")] * 3, [("a=2", "b=2")], ["a=3"]))
     assert told.startswith("matrix=pairwise: 3 of 4 cells have every pair of values that can run; ")
     assert told.endswith("left out: a=3 with any, a=2 with b=2")
-    many = Covering([], [("a=1", f"b={number}") for number in range(9)], [])
+    many = PairCover([], [("a=1", f"b={number}") for number in range(9)], [])
     assert sentence(lists, many).endswith("a=1 with b=2 and 6 more")
 
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
-from dcpbench.sweep.folder import Record
+from dcpbench.sweep.folder import SweepRecord
 from support.requests import request
 
 TEXTS = (
@@ -100,7 +100,7 @@ def test_a_folder_of_any_name_is_resumed(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / name
     folder.mkdir()
-    Record(["parallel=ddp"], str(tmp_path), {"one": ["parallel=ddp"]}, []).write(folder)
+    SweepRecord(["parallel=ddp"], str(tmp_path), {"one": ["parallel=ddp"]}, []).write(folder)
     first, directory = request([], resume=Path(name)).words
     assert first == "parallel=ddp"
     assert configured(directory.removeprefix("hydra.sweep.dir=")) == str(folder)

@@ -16,7 +16,7 @@ import pytest
 from conftest import ONE_STEP, SMALL, Finished, alive_in, blocks, cells_of, experiment, run, selected
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.rank.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldSpec
 from dcpbench.records.store import read_rows
 from support import joining
 from support.deaths import LATE_S
@@ -189,7 +189,7 @@ def test_repeated_mismatch_is_not_retried(tmp_path: Path) -> None:
     names = {"a": "w", "b": "w", "c": "v"}
 
     def end(spec: CellSpec) -> StageEnd:
-        return healthy(WorldKind(1, "cpu", False), Mismatch(names[spec.run.cell[0]], Problem.differs))
+        return healthy(WorldSpec(1, "cpu", False), Mismatch(names[spec.run.cell[0]], Problem.differs))
 
     sweep, _ = sweep_of(tmp_path, jobs_in(tmp_path, *names, retry=1), end)
     sweep.run()

@@ -16,7 +16,7 @@ from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors.interpreters import interpreter, versions_of
 from dcpbench.executors.local import LocalExecutor
 from dcpbench.executors.machine import Machine
-from dcpbench.rank.messages import CellSpec, RunId, WorldKind
+from dcpbench.rank.messages import CellSpec, RunId, WorldSpec
 from support.alone import config
 from support.notes import texts
 
@@ -95,7 +95,7 @@ def test_interpreter_that_exits_is_an_error(tmp_path: Path) -> None:
     python = _program(tmp_path, "exit 3")
     ranks = LocalExecutor({python: interpreter(python, ())})
     spec = CellSpec(RunId("tests", "cell", 0), config(), str(tmp_path), str(tmp_path))
-    end = ranks.run(WorldKind(1, "cpu", False, python=python), spec, TimeoutsConfig(), lambda *phase: None)
+    end = ranks.run(WorldSpec(1, "cpu", False, python=python), spec, TimeoutsConfig(), lambda *phase: None)
     assert end.not_run == f"the ranks under {python} could not be started: the process that forks them exited"
     assert end.skip is None
     ranks.end()

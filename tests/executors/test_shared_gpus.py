@@ -22,7 +22,7 @@ from dcpbench.executors.local import devices_of
 from dcpbench.executors.machine import Machine
 from dcpbench.executors.shared_gpus import nccl_can_share, ranks_per_gpu
 from dcpbench.plan.plan import PlannedCell, identity_of, plan_of
-from dcpbench.rank.messages import Backend, WorldKind
+from dcpbench.rank.messages import Backend, WorldSpec
 from dcpbench.records.row import shared_gpu_sentences
 from support.alone import config
 from support.commands import python
@@ -69,7 +69,7 @@ def library(tmp_path: Path) -> Callable[..., Path]:
     ],
 )
 def test_neighbors_share_a_gpu(ranks: int, gpus: tuple[int, ...], expected: list[int]) -> None:
-    kind = WorldKind(ranks, "cuda", True)
+    kind = WorldSpec(ranks, "cuda", True)
     assert list(devices_of(kind, range(ranks), gpus).values()) == [f"cuda:{gpu}" for gpu in expected]
     assert ranks_per_gpu(ranks, len(gpus)) == max(expected.count(gpu) for gpu in gpus)
 
@@ -92,7 +92,7 @@ def test_sharing_ranks_configure_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NCCL_BUFFSIZE", "4194304")
     job = planned(machine(1))
-    (kind,) = job.kinds
+    (kind,) = job.world_specs
     assert kind.backend is Backend.nccl
     assert dict(kind.environment) == {
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
@@ -109,14 +109,14 @@ def test_sharing_ranks_configure_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_with_separate_gpus_do_not_share(nccl: str) -> None:
     job = planned(machine(4, nccl))
     assert job.skip is None
-    assert job.kinds == (WorldKind(4, "cuda", True),)
+    assert job.world_specs == (WorldSpec(4, "cuda", True),)
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (1, "nccl")
     assert shared_gpu_sentences([job.columns], [nccl]) == []
 
 
 def test_only_the_stage_with_too_many_ranks_shares() -> None:
     job = planned(machine(2), scenario="convert", load_world_size=4)
-    saves, loads = job.kinds
+    saves, loads = job.world_specs
     assert (saves.world_size, loads.world_size) == (2, 4)
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in dict(saves.environment)
     assert "NCCL_MULTI_RANK_GPU_ENABLE" in dict(loads.environment)
@@ -127,7 +127,7 @@ def test_only_the_stage_with_too_many_ranks_shares() -> None:
 def test_older_nccl_is_replaced_by_gloo(parallel: str) -> None:
     job = planned(machine(1, OLD), parallel=parallel, model="even")
     assert job.skip is None
-    assert job.kinds == (WorldKind(4, "cuda", True, backend=Backend.gloo),)
+    assert job.world_specs == (WorldSpec(4, "cuda", True, backend=Backend.gloo),)
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "gloo")
     assert shared_gpu_sentences([job.columns], [OLD]) == [
         "4 ranks per GPU (gloo; NCCL is 2.28.9): NCCL, NVLink and peer copies are not tested"

@@ -19,7 +19,7 @@ from dcpbench.core.sentences import describe
 from dcpbench.formats.audit import Chunk, Entry, Manifest, audit, controls, damaged_copies
 from dcpbench.formats.dcp_metadata import manifest_of
 from dcpbench.state.layout import whole
-from dcpbench.state.snapshot import Idle, TensorLeaf, expected_of
+from dcpbench.state.snapshot import EmptyShard, TensorLeaf, expected_of
 
 
 @pytest.fixture
@@ -198,4 +198,4 @@ def test_unexpected_properties_are_reported(checkpoint: tuple, change: dict, tol
 
 
 def test_idle_entries_are_not_expected() -> None:
-    assert expected_of({"state.w.step": Idle(1.0), "lr": 0.1}) == {"lr": Entry()}
+    assert expected_of({"state.w.step": EmptyShard(1.0), "lr": 0.1}) == {"lr": Entry()}

@@ -59,17 +59,17 @@ def test_untouched_files_are_unchanged(folder: Path) -> None:
     assert list(then) == [SMALL, LARGE]
     compared = compare_files(then, digest_files(folder))
     names = dict.fromkeys((SMALL, LARGE, "a file that went", "a file that came"), True)
-    assert (compared.found, compared.names, compared.fired) == ([], names, names)
+    assert (compared.found, compared.names, compared.detected) == ([], names, names)
 
 
 def test_no_file_can_come_to_an_empty_folder(tmp_path: Path) -> None:
     assert digest_files(tmp_path) == {}
     compared = compare_files({}, {"late": "1 bytes, 1"})
-    assert compared.fired == {"a file that went": True, "a file that came": True}
+    assert compared.detected == {"a file that went": True, "a file that came": True}
     assert [mismatch.name for mismatch in compared.found] == ["late"]
     assert [one.name for one in no_files("step-2", {}).found] == ["step-2"]
     assert no_files("step-2", {"late": "1 bytes, 1"}).found == []
-    assert no_files("step-2", {}).fired == {"step-2": True}
+    assert no_files("step-2", {}).detected == {"step-2": True}
 
 
 def test_control_detects_a_weaker_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,19 +77,19 @@ def test_control_detects_a_weaker_comparison(monkeypatch: pytest.MonkeyPatch) ->
     every = (*files, "a file that went", "a file that came")
     honest = files_module._differing
 
-    def fired(sees: Callable[[str, str | None, str | None], bool]) -> list[str]:
+    def detected(sees: Callable[[str, str | None, str | None], bool]) -> list[str]:
         def compare(then: dict[str, str], now: dict[str, str]) -> list[Mismatch]:
             return [one for one in honest(then, now) if sees(one.name, then.get(one.name), now.get(one.name))]
 
         monkeypatch.setattr(files_module, "_differing", compare)
-        return [name for name, good in compare_files(files, files).fired.items() if good]
+        return [name for name, good in compare_files(files, files).detected.items() if good]
 
-    assert fired(lambda name, then, now: True) == [*every]
-    assert fired(lambda name, then, now: name != "a") == [one for one in every if one != "a"]
-    assert fired(lambda name, then, now: name != "b") == [one for one in every if one != "b"]
-    assert fired(lambda name, then, now: name != "c") == [one for one in every if one != "c"]
-    assert fired(lambda name, then, now: now is not None) == [*files, "a file that came"]
-    assert fired(lambda name, then, now: then is not None) == [*files, "a file that went"]
+    assert detected(lambda name, then, now: True) == [*every]
+    assert detected(lambda name, then, now: name != "a") == [one for one in every if one != "a"]
+    assert detected(lambda name, then, now: name != "b") == [one for one in every if one != "b"]
+    assert detected(lambda name, then, now: name != "c") == [one for one in every if one != "c"]
+    assert detected(lambda name, then, now: now is not None) == [*files, "a file that came"]
+    assert detected(lambda name, then, now: then is not None) == [*files, "a file that went"]
 
 
 def test_no_file_is_compared_for_each_other_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_no_file_is_compared_for_each_other_file(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(files_module, "_differing", compare)
     files = {str(number): str(number) for number in range(500)}
-    assert all(compare_files(files, files).fired.values())
+    assert all(compare_files(files, files).detected.values())
     assert sum(compared) < 10 * len(files)
 
 
@@ -154,7 +154,7 @@ def test_renamed_files_stay_synced(tmp_path: Path) -> None:
     assert mine == {"renamed"}
     compared = compare_synced(["other", "renamed"], mine)
     assert [finding.name for finding in compared.found] == ["other"]
-    assert compared.fired == {"files that were not synced": True}
+    assert compared.detected == {"files that were not synced": True}
     assert os.fsync.__module__ == "posix"
 
 
@@ -173,7 +173,7 @@ def test_file_with_a_reused_inode_is_not_synced(tmp_path: Path) -> None:
 
 
 def test_control_of_no_files_does_not_fire() -> None:
-    assert compare_synced([], []).fired == {"files that were not synced": False}
+    assert compare_synced([], []).detected == {"files that were not synced": False}
 
 
 def test_late_file_was_written_before_success(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dcpbench.config.schema import conf_folder
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.plugins import Plugin
 from dcpbench.plan import known_failures
-from dcpbench.plan.known_failures import listed, read
+from dcpbench.plan.known_failures import default_list, read
 from dcpbench.verdict.known_failures import explaining
 
 
@@ -21,7 +21,7 @@ def test_own_list_is_valid() -> None:
     ids = {each.id for each in read(path)}
     assert ids
     assert ids <= every
-    for each in listed():
+    for each in default_list():
         assert each.link is not None
         assert (Path(__file__).parents[2] / each.link).is_file()
 

@@ -55,12 +55,12 @@ def test_cells_are_dealt_out_with_their_repeats() -> None:
     def jobs(cell_s: float) -> list[PlannedCell]:
         made = [
             SimpleNamespace(
-                asked=Config(compile=compiled, seed=seed, world_size=size), of=(compiled, seed, size)
+                requested=Config(compile=compiled, seed=seed, world_size=size), of=(compiled, seed, size)
             )
             for compiled, seed, size, _ in axes
         ]
         for one in made:
-            one.asked.timeouts.cell_s = cell_s
+            one.requested.timeouts.cell_s = cell_s
         return cast("list[PlannedCell]", made)
 
     cells = jobs(9.0)
@@ -68,7 +68,7 @@ def test_cells_are_dealt_out_with_their_repeats() -> None:
     assert sorted(map(id, itertools.chain(*parts))) == sorted(map(id, cells))
     for part in parts:
         assert part == [cell for cell in cells if cell in part]
-        assert {cell.asked.world_size for cell in part} == {2, 4}
+        assert {cell.requested.world_size for cell in part} == {2, 4}
         assert {*Counter(cell.of for cell in part).values()} == {2}  # type: ignore[attr-defined]
     random.Random(0).shuffle(other := jobs(7.0))
     mine = [{cell.of for cell in part_of(some, 1, 2)} for some in (cells, other)]  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from dcpbench.plan.resources import Times, too_little_space
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.dry_run import print_plan
-from dcpbench.sweep.folder import Record, SweepFolder, refuse_unusable
+from dcpbench.sweep.folder import SweepFolder, SweepRecord, refuse_unusable
 from dcpbench.sweep.progress import ProgressDisplay, cells_sentence, ranks_sentence
 from dcpbench.sweep.request import Options
 from dcpbench.sweep.valid_rows import ValidRows
@@ -273,7 +273,7 @@ def test_replaced_rows_are_good_for_an_estimate(capsys: pytest.CaptureFixture[st
 def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "rows").touch()
     refuse_unusable(tmp_path, is_resumed=True)
-    with SweepFolder(tmp_path, Record([], "", {"a": []}, [])) as folder:
+    with SweepFolder(tmp_path, SweepRecord([], "", {"a": []}, [])) as folder:
         folder.hold()
         with pytest.raises(ConfigError, match="another dcpbench is using"):
             refuse_unusable(tmp_path, is_resumed=True)

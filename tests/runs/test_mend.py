@@ -19,7 +19,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of
 from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import NO_LIMITS
+from dcpbench.runs.run import NO_EXCLUSIONS
 from dcpbench.runs.run_state import State, live_state, retained_state
 from dcpbench.state.snapshot import TensorLeaf, digested, named_parameters
 from dcpbench.workloads.workload import batches_of
@@ -227,6 +227,6 @@ def test_losses_after_wrong_gradients_are_not_compared(tmp_path: Path) -> None:
     run = build(cell.config, cell.world, 0)
     known = Mismatch("net1.weight", Problem.far, by="mine")
     cell.record("gradient_close", Compared([known], {}, {}), where)
-    assert not checks._layout_matters(cell, run, NO_LIMITS, Place("resumed", 1))
-    assert checks._layout_matters(cell, run, NO_LIMITS, where)
+    assert not checks._layout_matters(cell, run, NO_EXCLUSIONS, Place("resumed", 1))
+    assert checks._layout_matters(cell, run, NO_EXCLUSIONS, where)
     assert why_not(cell.report)["loss_resume_close"] == "the gradients of these steps are wrong (mine)"

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from dcpbench.compare.leaves import ABSENT, same_leaves
+from dcpbench.compare.leaves import ABSENT_LEAF, same_leaves
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.put import copy_state, make_different, put
+from dcpbench.runs.put import copy_state, perturb_run, put
 from dcpbench.runs.run_state import State, live_state, retained_state
 from dcpbench.state.snapshot import digested
 from dcpbench.workloads.workload import Workload, batches_of
@@ -52,8 +52,8 @@ def test_snapshot_is_put_into_another_run(optimizer: str) -> None:
 
 def test_absent_values_are_removed() -> None:
     run, moment, option = trained(1), ("state", "net1.weight", "exp_avg"), ("param_groups", 0, "eps")
-    left = put(run, {StatePart.optimizer: {moment: ABSENT, option: ABSENT}})
-    assert left == {StatePart.optimizer: {option: ABSENT}}, "a group has all of its options"
+    left = put(run, {StatePart.optimizer: {moment: ABSENT_LEAF, option: ABSENT_LEAF}})
+    assert left == {StatePart.optimizer: {option: ABSENT_LEAF}}, "a group has all of its options"
     assert {moment, option} & live_state(run)[StatePart.optimizer].keys() == {option}
 
 
@@ -62,11 +62,11 @@ def test_digest_needs_the_content_of_which_it_is(read: Callable[[torch.Tensor], 
     run, other, name = trained(2), trained(1), ("net1.weight",)
     saved = {name: live_state(run)[StatePart.model][name]}
 
-    def recall(part: StatePart, of: Name) -> torch.Tensor | None:
+    def read_saved(part: StatePart, of: Name) -> torch.Tensor | None:
         assert (part, of) == (StatePart.model, name)
         return read(saved[name].local) if read else None
 
-    left = put(other, {StatePart.model: digested(saved)}, recall)[StatePart.model]
+    left = put(other, {StatePart.model: digested(saved)}, read_saved)[StatePart.model]
     is_set = torch.equal(live_state(other)[StatePart.model][name].local, saved[name].local)
     assert (is_set, left.keys()) == ((True, set()) if read is torch.clone else (False, {name}))
 
@@ -101,13 +101,13 @@ def built(monkeypatch: pytest.MonkeyPatch, **made: Any) -> OwnRun:
 def test_extra_state_that_stays_the_same_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     number, version = ("_extra_state", "number"), ("_extra_state", "version")
     run = built(monkeypatch, model=Refusing())
-    assert make_different(run, 1)[StatePart.model] == {version}
+    assert perturb_run(run, 1)[StatePart.model] == {version}
     left = put(run, {StatePart.model: {number: 5, version: 6}})
     assert (left, run.model.number) == ({StatePart.model: {version: 6}}, 5)
     with mock.patch.object(Refusing, "set_extra_state", side_effect=[ValueError, None]):
-        assert make_different(run, 1)[StatePart.model] == {number, version}
+        assert perturb_run(run, 1)[StatePart.model] == {number, version}
     run = built(monkeypatch, model=Refusing(), not_saved=["_extra_state", "layer.bias"])
-    assert make_different(run, 1)[StatePart.model] == {number, version, ("layer.bias",)}
+    assert perturb_run(run, 1)[StatePart.model] == {number, version, ("layer.bias",)}
 
 
 def test_twin_gets_entries_in_their_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.compare.controls import controllable
 from dcpbench.compare.leaves import compare
@@ -324,7 +324,7 @@ def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
-    handover.leave(cell, Story(), any_layout=True)
+    handover.leave(cell, ReferenceRun(), any_layout=True)
     assert (tmp_path / "handover.pt").exists() is (rank == 0)
 
 

@@ -96,7 +96,7 @@ def test_only_rank_0_reads_leftovers(rank: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "accepted", "found", "fired"),
+    ("refused", "accepted", "found", "detected"),
     [
         (KeyError("absent"), None, 0, True),
         (None, None, 1, True),
@@ -106,7 +106,7 @@ def test_only_rank_0_reads_leftovers(rank: int, tmp_path: Path) -> None:
     ],
 )
 def test_control_of_a_refusal_must_be_accepted(
-    refused: Exception | None, accepted: Exception | None, found: int, fired: bool, tmp_path: Path
+    refused: Exception | None, accepted: Exception | None, found: int, detected: bool, tmp_path: Path
 ) -> None:
     def call(error: Exception | None) -> Callable[[], None]:
         return mock.Mock(side_effect=error)
@@ -114,4 +114,4 @@ def test_control_of_a_refusal_must_be_accepted(
     cell = bare_cell(tmp_path)
     verify_refused(cell, KeyError, "absent", call(refused), call(accepted))
     report = cell.report.checks["contract_held"]
-    assert (report.count, report.control) == (found, {Place("of the save"): {"refusal": fired}})
+    assert (report.count, report.control) == (found, {Place("of the save"): {"refusal": detected}})

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from dcpbench.state.flags import sharing_memory, snapshot_gradients
 from dcpbench.state.layout import Extent, extent_of
 from dcpbench.state.snapshot import (
-    Idle,
+    EmptyShard,
     local_part,
     named_parameters,
     named_parts,
@@ -165,7 +165,7 @@ def test_flat_parameters_are_read_by_name() -> None:
         assert by_text(model).keys() == named_parameters(Tied(3, 2)).keys() > {*names}
         assert leaves["param_groups", 0, "params"] == names
         own = {name for name in names if parts[name].extent.numel}
-        assert {name for name in names if not isinstance(leaves["state", name, "step"], Idle)} == own
+        assert {name for name in names if not isinstance(leaves["state", name, "step"], EmptyShard)} == own
         for name in own:
             place = parts[name].place
             assert torch.equal(model[name,].local, flat.detach()[place])

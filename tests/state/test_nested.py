@@ -12,7 +12,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from dcpbench.compare.controls import perturb_optimizer
 from dcpbench.compare.leaves import same_leaves
 from dcpbench.core.state import text_of
-from dcpbench.state.snapshot import mapped, retained, slots, snapshot_nested, snapshot_optimizer
+from dcpbench.state.snapshot import leaf_slots, map_leaves, retained, snapshot_nested, snapshot_optimizer
 from support.names import by_text
 
 KEYS = st.sampled_from(["a", "b", "a.b", 0, 1])
@@ -36,11 +36,11 @@ def test_keys_and_values_are_those_of_dcp(state: dict[Any, Any]) -> None:
         expected, _ = flatten_state_dict(state)
     except ValueError:  # DCP refuses two values under one key
         assume(False)
-    assert {text_of(name): id(holder[key]) for holder, key, name in slots(state)} == {
+    assert {text_of(name): id(holder[key]) for holder, key, name in leaf_slots(state)} == {
         key: id(value) for key, value in expected.items()
     }
     assert by_text(snapshot_nested(state)).keys() == expected.keys()
-    copied = mapped(state, lambda value, name: (value, text_of(name)))
+    copied = map_leaves(state, lambda value, name: (value, text_of(name)))
     assert sorted(copied_key for _, copied_key in leaves(copied)) == sorted(expected)
 
 

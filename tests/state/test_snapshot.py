@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dcpbench.compare.across_layouts import compare_across
-from dcpbench.compare.controls import made_different
+from dcpbench.compare.controls import perturbed_leaf
 from dcpbench.compare.leaves import compare
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.sentences import describe
@@ -24,7 +24,7 @@ from dcpbench.state import snapshot
 from dcpbench.state.layout import Extent, ParameterPart, whole
 from dcpbench.state.snapshot import (
     DigestedLeaf,
-    Idle,
+    EmptyShard,
     Leaves,
     TensorLeaf,
     kind_of,
@@ -96,10 +96,12 @@ def test_optimizer_entries_use_the_first_name() -> None:
     keys = {f"param_groups.0.{key}" for key in optimizer.param_groups[0]}
     assert leaves.keys() == entries | keys
     assert leaves["param_groups.0.params"] == names
-    assert not any(isinstance(leaf, Idle) for leaf in leaves.values()), "of a parameter without elements too"
+    assert not any(isinstance(leaf, EmptyShard) for leaf in leaves.values()), (
+        "of a parameter without elements too"
+    )
     elsewhere = ParameterPart(model.nothing, Extent((4,), (4,), (0,), 0, 0))
     leaves = by_text(snapshot_optimizer(model, optimizer, named_parts(model) | {"nothing": elsewhere}))
-    idle = {name for name, leaf in leaves.items() if isinstance(leaf, Idle)}
+    idle = {name for name, leaf in leaves.items() if isinstance(leaf, EmptyShard)}
     assert idle == {name for name in entries if name.startswith("state.nothing.")}
 
 
@@ -138,7 +140,7 @@ def test_wrappers_are_not_part_of_names(wrapped: str) -> None:
     [
         (("w",), live()["w"], "param"),
         (("w",), retained(live())["w"], "param"),
-        (("state", "w", "exp_avg"), Idle(TensorLeaf(WHOLE, whole(WHOLE), None, "exp_avg")), "exp_avg"),
+        (("state", "w", "exp_avg"), EmptyShard(TensorLeaf(WHOLE, whole(WHOLE), None, "exp_avg")), "exp_avg"),
         (("state", "w", "step"), 3, "step"),
         (("param_groups", 0, "lr"), 0.1, "lr"),
         (("scheduler", "last_epoch"), 3, "scheduler"),
@@ -152,7 +154,7 @@ def test_every_leaf_has_a_kind(name: Name, leaf: object, kind: str) -> None:
 
 def test_retained_leaves_do_not_change_in_any_order() -> None:
     large = live()["w"]
-    state = {"one": large, "idle": Idle(live()["b"]), "other": large}
+    state = {"one": large, "idle": EmptyShard(live()["b"]), "other": large}
     before = retained(state)
     assert all(isinstance(before[name], DigestedLeaf) for name in ("one", "other"))
     state["idle"].leaf.local[0] += 1
@@ -221,9 +223,9 @@ def test_every_control_differs() -> None:
     for leaves in (live(), retained(live())):
         for name, leaf in leaves.items():
             if isinstance(leaf, DigestedLeaf):
-                assert made_different(leaf).blocks != leaf.blocks
+                assert perturbed_leaf(leaf).blocks != leaf.blocks
             else:
-                assert compare({name: leaf}, {name: made_different(leaf)})
+                assert compare({name: leaf}, {name: perturbed_leaf(leaf)})
 
 
 def test_names_equal_dcps() -> None:

@@ -86,8 +86,8 @@ def reports_odd_values(cell: Cell) -> None:
     finding = Mismatch(
         "w", Problem.contract, facts={"text": "odd", **odd_values()}, max_abs_diff=np.float32(2)
     )
-    fired = {"w": np.bool_(True)}
-    cell.record("contract_held", Compared([finding], {"w": True}, fired), "")  # type: ignore[arg-type]
+    detected = {"w": np.bool_(True)}
+    cell.record("contract_held", Compared([finding], {"w": True}, detected), "")  # type: ignore[arg-type]
     for value in (*odd_values().values(), float("inf")):
         cell.measure("load_s", value)
     cell.report.losses["mine"] = [torch.tensor(1.0)]

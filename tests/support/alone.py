@@ -132,7 +132,7 @@ def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
 
 def unexplained(ran: Ran, known: str) -> set[str]:
     """Return the mismatches of a cell that are not listed as this known failure."""
-    listed = [one for one in known_failures.listed() if one.id == known]
+    listed = [one for one in known_failures.default_list() if one.id == known]
     assert listed
     return {
         finding.name

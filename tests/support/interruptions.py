@@ -25,11 +25,11 @@ IN_DRIVER = {
     "composing": ("dcpbench.sweep.run", "cells_of"),
     "probe": ("dcpbench.executors.machine", "probe"),
     "planning": ("dcpbench.plan.plan", "_planned"),
-    "begin": ("dcpbench.sweep.folder", "Record.write"),
+    "begin": ("dcpbench.sweep.folder", "SweepRecord.write"),
     "join": ("dcpbench.executors.rank_group", "_fork"),
     "row": ("dcpbench.records.store", "append_row"),
     "row written": ("dcpbench.sweep.driver", "replace"),
-    "end of ranks": ("dcpbench.sweep.driver", "Sweep.end"),
+    "end of ranks": ("dcpbench.sweep.driver", "SweepDriver.end"),
     "report": ("dcpbench.report.show", "write_reports"),
     "exit": ("dcpbench.sweep.driver", "exit_status"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.machine import Machine
-from dcpbench.plan.plan import PlannedCell, identity_of, kinds_of
+from dcpbench.plan.plan import PlannedCell, identity_of, world_specs_of
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import row
 
@@ -23,6 +23,6 @@ def job(
     given = row()
     names = ("cell", "scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
     about = {name: given[name] for name in (*names, "compile", "world_size", "device", "seed", "overrides")}
-    kinds = kinds_of(decided, Machine(4, {}))
+    kinds = world_specs_of(decided, Machine(4, {}))
     about_cell = "a", [], decided, Path("a"), None, decided, identity_of(decided)
     return PlannedCell(*about_cell, skip, known, {**about, **columns}, kinds)

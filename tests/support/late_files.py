@@ -10,14 +10,14 @@ from unittest import mock
 from conftest import TESTS
 from dcpbench.cell import checkpoint_files, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from support.namespaces import Namespace
 
 WAITS_S = 10.0
 _OTHER_GROUP = 65534
 
 
-def train_and_save(cell: Cell) -> tuple[Cell, Story]:
+def train_and_save(cell: Cell) -> tuple[Cell, ReferenceRun]:
     """The first stage."""
     with mock.patch.object(checkpoint_files, "SHOWS_S", WAITS_S):
         return uninterrupted.save(*uninterrupted.begin(cell))

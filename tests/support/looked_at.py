@@ -35,7 +35,7 @@ PROCESS = {*map(text_of, ProcessState.leaves(states_of_generators(world().device
 def trained(given: Config) -> OwnRun:
     run = build(given, world(), given.seed)
     run.train(batches_of(given, world().device), 1)
-    run.limits = replace(run.limits, generators=run.random.needed)
+    run.exclusions = replace(run.exclusions, generators=run.random.needed)
     return run
 
 

@@ -17,7 +17,7 @@ from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.machine import Machine
 from dcpbench.plan.plan import Plan, PlannedCell
 from dcpbench.rank.messages import CellSpec
-from dcpbench.sweep.driver import Sweep
+from dcpbench.sweep.driver import SweepDriver
 from support.ends import reported
 from support.jobs import job
 
@@ -36,7 +36,7 @@ def jobs_in(folder: Path, *names: str, **keys: object) -> list[PlannedCell]:
 
 def sweep_of(
     folder: Path, jobs: Sequence[PlannedCell], run: Callable[[CellSpec], StageEnd] | None = None
-) -> tuple[Sweep, StringIO]:
+) -> tuple[SweepDriver, StringIO]:
     """A driver of these cells, and what it prints; `run` makes the end of a stage."""
     folder.mkdir(exist_ok=True)
 
@@ -47,4 +47,4 @@ def sweep_of(
     engine = mock.Mock(Engine, **{"executor.return_value": executor, "details.return_value": {}})
     printed = StringIO()
     console = Console(file=printed, width=1000)
-    return Sweep(folder, Plan(list(jobs), Machine(0, {})), engine, console, {}), printed
+    return SweepDriver(folder, Plan(list(jobs), Machine(0, {})), engine, console, {}), printed

@@ -16,13 +16,13 @@ from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.machine import Machine
-from dcpbench.rank.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldSpec
 from support.ends import on, raised, reported
 
 PRETENDED = "executor.target=support.pretended_engine.PretendedEngine"
 
 
-def healthy(kind: WorldKind, mismatch: Mismatch | None = None) -> StageEnd:
+def healthy(kind: WorldSpec, mismatch: Mismatch | None = None) -> StageEnd:
     """Every check passed on every rank, and could have failed; with a mismatch rank 0 reported it."""
     reports = [RankReport(rank, {name: CheckReport() for name in CHECKS}) for rank in range(kind.world_size)]
     for report in reports:
@@ -33,19 +33,19 @@ def healthy(kind: WorldKind, mismatch: Mismatch | None = None) -> StageEnd:
     return reported(reports)
 
 
-def raises(_: WorldKind) -> StageEnd:
+def raises(_: WorldSpec) -> StageEnd:
     """Rank 0 raised."""
     return raised(RaisedError(0, "train", "ValueError", "injected"))
 
 
-def dies(_: WorldKind) -> StageEnd:
+def dies(_: WorldSpec) -> StageEnd:
     """Rank 0 was killed."""
     dead = on(0)
     dead.exited_at, dead.exit_status = 0.0, -9
     return StageEnd((dead,))
 
 
-ENDS: dict[str, Callable[[WorldKind], StageEnd]] = {"raises": raises, "kills_itself": dies}
+ENDS: dict[str, Callable[[WorldSpec], StageEnd]] = {"raises": raises, "kills_itself": dies}
 """The ends of stages, by scenario."""
 
 
@@ -54,14 +54,14 @@ class PretendedExecutor(Executor):
 
     interrupted = False
 
-    def run(self, kind: WorldKind, spec: CellSpec, *_: object) -> StageEnd:
+    def run(self, kind: WorldSpec, spec: CellSpec, *_: object) -> StageEnd:
         (saved := Path(spec.checkpoints, "step-0001")).mkdir(exist_ok=True)
         (saved / ".metadata").touch()
         if spec.config.fault.target:
             return healthy(kind, Mismatch("net1.weight", Problem.differs))
         return ENDS.get(spec.config.scenario.name, healthy)(kind)
 
-    def keep_only(self, kinds: set[WorldKind]) -> None:
+    def keep_only(self, kinds: set[WorldSpec]) -> None:
         pass
 
     def interrupt(self) -> None:

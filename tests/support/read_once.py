@@ -12,6 +12,6 @@ from dcpbench.plan import known_failures
 
 cleanup.adopt_orphans()
 load_plugins()
-known_failures.listed()
+known_failures.default_list()
 gc.collect()
 gc.freeze()

@@ -17,7 +17,7 @@ VICTIM = 1
 def save_twice(cell: Cell, dies: bool) -> None:
     """The first checkpoint is handed over; in the second save a rank is killed before it writes, if it
     `dies`."""
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     first, second = cell.config.steps_before_save, 2 * cell.config.steps_before_save
     steps.advance(cell, reference, first)
     saved = steps.finish(cell, steps.save(cell, reference.trained))

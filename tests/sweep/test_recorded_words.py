@@ -16,7 +16,7 @@ from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.plan.plan import PlannedCell
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, read_lines
-from dcpbench.sweep.folder import Record
+from dcpbench.sweep.folder import SweepRecord
 from dcpbench.sweep.request import value_of
 from dcpbench.sweep.valid_rows import valid_rows
 from support.alone import config
@@ -57,7 +57,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sweep, started = tmp_path / "sweep", tmp_path / "started"
     for folder in (sweep, started):
         folder.mkdir()
-    Record(WORDS, str(started), {"a": ["parallel=ddp"]}, []).write(sweep)
+    SweepRecord(WORDS, str(started), {"a": ["parallel=ddp"]}, []).write(sweep)
     monkeypatch.chdir(tmp_path)
     return sweep
 
@@ -174,9 +174,9 @@ def test_rows_are_valid_by_the_run_of_their_cell(tmp_path: Path) -> None:
 
 def test_record_whose_cells_are_no_folders_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "..", "a/b", ""):
-        Record([], "/", {"a": [], name: []}, []).write(tmp_path)
+        SweepRecord([], "/", {"a": [], name: []}, []).write(tmp_path)
         with pytest.raises(ConfigError, match=r"sweep\.json was not written by a sweep"):
-            Record.read(tmp_path)
+            SweepRecord.read(tmp_path)
 
 
 EXPERIMENT = """# @package _global_

@@ -19,7 +19,7 @@ from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, 
 from dcpbench.config.schema import Config
 from dcpbench.plan.plan import expected_digest, identity_of
 from dcpbench.records.store import append_row, keep_lines, read_lines
-from dcpbench.sweep.folder import Record
+from dcpbench.sweep.folder import SweepRecord
 from dcpbench.verdict.known_failures import KnownFailure
 from support.pretended_engine import PRETENDED
 from support.rows import measured, row
@@ -185,7 +185,7 @@ def test_wrong_use_is_one_line_and_changes_nothing(
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "there").mkdir()
     (tmp_path / "empty").mkdir()
-    Record(["parallel=ddp"], str(tmp_path), {"a": ["parallel=ddp"]}, []).write(folder)
+    SweepRecord(["parallel=ddp"], str(tmp_path), {"a": ["parallel=ddp"]}, []).write(folder)
     append_row(folder, row(cell="a"))
     before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
     assert "there is no such folder" in refused("resume", "nowhere")

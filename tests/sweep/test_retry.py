@@ -18,7 +18,7 @@ from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.core.statuses import STATUSES
 from dcpbench.executors.base import Executor, HostsLostError
 from dcpbench.plan.plan import PlannedCell, _one_per_run, code_digest
-from dcpbench.rank.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldSpec
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import append_row, read_lines, read_rows
 from dcpbench.sweep.cell_runner import CellRunner, clear, is_due
@@ -50,7 +50,7 @@ def test_cells_that_are_not_ok_are_retried_without_fault(status: str) -> None:
         assert not is_due(tried(status, fault_seen=seen), planted)
 
 
-KIND = WorldKind(1, "cpu", False)
+KIND = WorldSpec(1, "cpu", False)
 ENDS = {
     "pass": healthy(KIND),
     "fail": healthy(KIND, Mismatch("w", Problem.differs)),

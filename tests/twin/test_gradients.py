@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.compare.controls import all_different, controllable
+from dcpbench.compare.controls import controllable, perturbed_leaves
 from dcpbench.compare.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.core.mismatch import TWIN, Mismatch, Problem
 from dcpbench.core.sentences import describe
 from dcpbench.core.state import Name, text_of
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import Idle, Leaves, TensorLeaf, snapshot_model
+from dcpbench.state.snapshot import EmptyShard, Leaves, TensorLeaf, snapshot_model
 from dcpbench.twin.gradients import (
     GradientBound,
     GradientPart,
@@ -170,7 +170,7 @@ def test_bfloat16_reduction_has_its_rounding_bound() -> None:
     assert seen(reduced, twin_of(terms)) is not None, "it is no gradient of float32"
     assert seen(reduced * 1.5, twin) is not None
     assert twin.can_tell(bound.control)
-    assert seen(reduced, twin.made_different(bound.control)) is not None
+    assert seen(reduced, twin.perturbed_leaf(bound.control)) is not None
 
 
 def noises(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,10 +267,10 @@ def test_control_fires_where_errors_are_detectable(bound: GradientBound) -> None
     terms = gradients()
     twin = twin_of(terms, bound, *(noises(1e-9) if bound.noise else ()))
     assert twin.can_tell(bound.control)
-    assert seen(mean(terms), twin.made_different(bound.control)) is not None
+    assert seen(mean(terms), twin.perturbed_leaf(bound.control)) is not None
     zeros = twin_of([torch.zeros(2, 3)] * PARTS, bound, *([torch.zeros(2, 3)] * 2 if bound.noise else ()))
     assert zeros.can_tell(bound.control)
-    assert seen(None, zeros.made_different(bound.control)) is not None
+    assert seen(None, zeros.perturbed_leaf(bound.control)) is not None
 
 
 def test_large_noise_has_no_control() -> None:
@@ -363,7 +363,7 @@ def test_missing_names_are_reported() -> None:
     none_of_it = Extent((2, 3), (2, 0), (0, 3), 0, 0)
     empty = {
         ("w",): leaf(torch.empty(0, 3), extent=none_of_it),
-        ("state", "w", "step"): Idle(leaf(torch.tensor(1.0), "step")),
+        ("state", "w", "step"): EmptyShard(leaf(torch.tensor(1.0), "step")),
         **{name: one for name, one in after_step().items() if name[0] == "param_groups"},
     }
     assert compare_step(1, after_step(), empty) == []
@@ -373,7 +373,7 @@ def test_constants_have_a_control() -> None:
     """Masks, tables and odd values: the control of a step changes each by a bit."""
     leaves = snapshot_model(Adversarial([4, 8, 3]))
     assert compare_step(1, leaves, leaves) == []
-    changed = {one.name for one in compare_step(1, leaves, all_different(leaves))}
+    changed = {one.name for one in compare_step(1, leaves, perturbed_leaves(leaves))}
     assert changed == {*controllable(leaves)} >= {"causal", "bias", "rope", "large", "odd", "narrow"}
 
 

@@ -75,7 +75,7 @@ def test_gradients_of_zeros_prove_nothing(zero: bool, monkeypatch: pytest.Monkey
         monkeypatch.setattr(OwnRun, "loss_of", lambda run, samples: 0 * honest(run, samples) + 1)
     gradients = results_of(lockstep(2))["gradient_close"]
     assert gradients.found == []
-    assert {*gradients.fired.values()} == {not zero}
+    assert {*gradients.detected.values()} == {not zero}
 
 
 def test_autograd_is_watched_in_the_twin_of_fully_shard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     def gathered(mine: Any, group: object) -> list[Any]:
         if isinstance(mine[last], Extent):
             return [mine, mine]
-        changed = across_layouts._contents(across_layouts.all_different(leaves))
+        changed = across_layouts._contents(across_layouts.perturbed_leaves(leaves))
         theirs = {name: replace(one, changed=changed.get(name, b"")) for name, one in mine.items()}
         return [mine, {**theirs, last: replace(mine[last], content=changed[last])}]
 
@@ -183,7 +183,7 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(across_layouts, "gathered", gathered)
     replicas = results_of(compared)["replicas_equal"]
     assert [one.name for one in replicas.found] == ["net2.bias"]
-    assert replicas.fired["net1.weight"]
+    assert replicas.detected["net1.weight"]
 
 
 def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_copies_have_and_change_nothing_of_the_twin(takes_steps: bool, determini
     assert compared.not_applied.keys() == {"replicas_equal"}
     uses = (" before the optimizer, use 1", " before the optimizer, use 2") if takes_steps else ("",)
     names = {f"net.{name}{use}" for name in net().state_dict() for use in uses}
-    assert results["gradient_close"].fired == dict.fromkeys(names, True)
+    assert results["gradient_close"].detected == dict.fromkeys(names, True)
 
 
 def test_copied_run_keeps_its_modules() -> None:
@@ -333,7 +333,7 @@ def test_model_that_cannot_be_copied_has_no_twin_where_bounds_are_measured(deter
     made = {check for check in CHECKS if results.get(check)}
     assert made == (of_twin if deterministic else set())
     for check in made:
-        assert (results[check].found, all(results[check].fired.values())) == ([], True)
+        assert (results[check].found, all(results[check].detected.values())) == ([], True)
     why = "the model cannot be copied: RuntimeError: Only Tensors created explicitly by the user"
     for check in of_twin - made:
         assert compared.not_applied[check].startswith(why)
@@ -343,7 +343,7 @@ def test_model_that_cannot_be_copied_has_no_twin_where_bounds_are_measured(deter
 def test_control_of_a_loss_is_that_of_another_step_or_run(steps: int, unrestored: list[float]) -> None:
     losses = results_of(lockstep(steps), unrestored)["batch_loss_close"]
     names = [f"loss of step {step}" for step in range(1, steps + 1)]
-    assert (losses.found, losses.fired) == ([], dict.fromkeys(names, steps > 1 or bool(unrestored)))
+    assert (losses.found, losses.detected) == ([], dict.fromkeys(names, steps > 1 or bool(unrestored)))
 
 
 def test_control_of_a_loss_can_be_before_the_twin() -> None:
@@ -355,7 +355,7 @@ def test_control_of_a_loss_can_be_before_the_twin() -> None:
     compared = Lockstep(given, here, run, twin, None)
     compared.follow(data, compared.train(data))
     losses = results_of(compared, [])["batch_loss_close"]
-    assert (losses.found, losses.fired) == ([], {"loss of step 2": True})
+    assert (losses.found, losses.detected) == ([], {"loss of step 2": True})
 
 
 def test_redrawn_dropout_in_the_backward_pass_is_not_compared() -> None:

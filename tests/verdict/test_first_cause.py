@@ -9,7 +9,7 @@ from dcpbench.core.mismatch import RaisedError
 from dcpbench.core.notes import Note
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import Failed, HostUsed, RankEnd, StageEnd
-from dcpbench.verdict.first_cause import Stop, stop_of
+from dcpbench.verdict.first_cause import StageStop, stop_of
 from dcpbench.verdict.sentences import cause_sentence
 from support.ends import on, raised, reported
 
@@ -33,7 +33,7 @@ def ended(rank: int, **more: Any) -> RankEnd:
     return replace(on(rank), report=RankReport(rank), **more)
 
 
-def stop(*ranks: RankEnd, **more: Any) -> Stop:
+def stop(*ranks: RankEnd, **more: Any) -> StageStop:
     found = stop_of(StageEnd(ranks, **more))
     assert found is not None
     return found

@@ -31,7 +31,7 @@ def after(end: StageEnd, known: KnownFailure = LISTED) -> str:
 
 
 def powered() -> list[RankReport]:
-    """Return reports of four ranks that each compared one name, with a control that fired."""
+    """Return reports of four ranks that each compared one name, with a control that detected."""
     names = {"": {"w": True}}
     checks = ("model_equal", "optim_equal")
     return [

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcpbench.workloads.batch import leaves, mapped, samples_of, share_of, to_device
+from dcpbench.workloads.batch import leaves, map_tensors, samples_of, share_of, to_device
 
 Pair = namedtuple("Pair", "x y")
 
@@ -52,7 +52,7 @@ def values(batch: Any) -> list[list[int]]:
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_containers_keep_their_types(kind: str) -> None:
     batch = CONTAINERS[kind]
-    doubled = mapped(lambda value: value * 2, batch)
+    doubled = map_tensors(lambda value: value * 2, batch)
     assert type(doubled) is type(batch)
     assert {tuple(value) for value in values(doubled)} == {(0, 2, 4, 6)}
     assert {tuple(value) for value in values(share_of(batch, 1, 2))} == {(2, 3)}

@@ -10,8 +10,8 @@ from dcpbench.compare.leaves import same_leaves
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.runs.build_run import build
-from dcpbench.runs.put import make_different
-from dcpbench.runs.run_state import before_a_step, live_state
+from dcpbench.runs.put import perturb_run
+from dcpbench.runs.run_state import live_state, restorable
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, world
 
@@ -47,12 +47,12 @@ def test_all_else_differs_in_the_target_itself(group: str, value: str) -> None:
     trained = build(given, world(), 0)
     for step in (0, 1, 2):
         trained.train(batches_of(given, world().device), step)
-        saved = before_a_step(live_state(trained), trained)
+        saved = restorable(live_state(trained), trained)
         target = build(given, world(), 1)
         target.component.prepare(target.model, step)
         if given.load_into.filled:
             target.fill_optimizer()
-        unchanged = make_different(target, 1000 + step)
+        unchanged = perturb_run(target, 1000 + step)
         now = live_state(target)
         expected = {"param_groups.0.params"} | UNCHANGED.get(value, set())
         assert {text_of(name) for names in unchanged.values() for name in names} == expected

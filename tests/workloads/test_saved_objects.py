@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build, build_twin
-from dcpbench.runs.put import copy_state, make_different
+from dcpbench.runs.put import copy_state, perturb_run
 from dcpbench.state.snapshot import retained
 from dcpbench.workloads.generators import generators_of, reseed, set_generator, state_of_generator
 from dcpbench.workloads.stateful import SavedObjects
@@ -52,7 +52,7 @@ def test_objects_differ_before_a_load_and_are_copied(monkeypatch: pytest.MonkeyP
     }
     assert objects.state(StateDictOptions(ignore_frozen_params=True)).keys() == {"average", "strict"}
     other.copy_from(objects)
-    unchanged = make_different(run, seed=1)
+    unchanged = perturb_run(run, seed=1)
     assert {("strict", "kind"), ("strict", "counts")} <= {*unchanged[StatePart.extra]}, "it refuses others"
     assert not torch.equal(before["average", "weight"].local, model.weight)
     objects.copy_from(other)
@@ -102,7 +102,7 @@ def test_a_copy_of_a_run_has_its_objects_and_generators() -> None:
     for name in ("saves_average_and_sampler", "saves_its_generator"):
         given = config(workload=WorkloadConfig(f"{CASES}{name}"))
         run, copied = build(given, world(), 1), build_twin(given, world(), 2)
-        make_different(run, 3)
+        perturb_run(run, 3)
         copy_state(run, copied)
         assert str(copied.saved.leaves()) == str(run.saved.leaves())
         assert list(map(state_of_generator, generators_of(copied.model).values())) == list(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import config_differences, identity_keys, names_of_cells, with_cells
+from dcpbench.analysis.cell_identity import add_cell_keys, config_differences, identity_keys, names_of_cells
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
 from dcpbench.analysis.frame import Sweeps, outcomes, planned, records
@@ -27,7 +27,7 @@ from dcpbench.records.store import RESULTS_JSONL
 KINDS = tuple(SHOWN.values())
 """The statuses that a cell is shown with, the worst first; the last is for a sweep without a row of it."""
 
-ABSENT = len(KINDS) - 1
+NO_RUN = len(KINDS) - 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CellHistory:
     @cached_property
     def seen(self) -> list[int]:
         """Return the sweeps that have it."""
-        return [at for at, kind in enumerate(self.kinds) if kind != ABSENT]
+        return [at for at, kind in enumerate(self.kinds) if kind != NO_RUN]
 
     @property
     def now(self) -> StatusSpec:
@@ -125,14 +125,14 @@ def history(
     shown = shown.iloc[-last:] if last else shown
     place = pd.Series(range(len(shown)), index=shown["name"])
     frame = rows.assign(place=rows["sweep"].map(place)).dropna(subset="place")
-    frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), identity_keys(rows))
+    frame = add_cell_keys(frame.sort_values("place", kind="stable", ignore_index=True), identity_keys(rows))
     kind_of_row = [SEVERITY[spec.name] for spec in outcomes(frame)]
     frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_of_row)
     for name in filter(METRICS.__contains__, metrics):
         frame[name] = frame[name].where(run_alike(frame, frame, name))
     runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])
     worst = runs["kind"].min()
-    kinds = worst.unstack().reindex(columns=range(len(shown))).fillna(ABSENT).to_numpy(dtype=np.int8)
+    kinds = worst.unstack().reindex(columns=range(len(shown))).fillna(NO_RUN).to_numpy(dtype=np.int8)
     medians = [
         runs[name].median().unstack().reindex(columns=range(len(shown))).to_numpy() for name in metrics
     ]
@@ -209,7 +209,7 @@ def _reconfigured(
 ) -> dict[int, tuple[int, dict[str, tuple[str, str]]]]:
     """Return for each cell that replaced another at its address: the last such cell, and the keys in which
     their configurations differ, with both values."""
-    seen = kinds != ABSENT
+    seen = kinds != NO_RUN
     first, last = seen.argmax(axis=1), kinds.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
     replaced = {}
     for numbers in cells.groupby("address").groups.values():

@@ -56,7 +56,7 @@ def identity_keys(frame: pd.DataFrame) -> set[str]:
     return known
 
 
-def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[str] = ()) -> pd.DataFrame:
+def add_cell_keys(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[str] = ()) -> pd.DataFrame:
     """Add three columns: `address`; `key`, equal for all runs of one cell in any sweep (the digest of its
     configuration); and `others`, the overrides of the address that are not axes. Axes become text, `-` for
     none.
@@ -109,7 +109,7 @@ def config_differences(
 
 
 def names_of_cells(cells: pd.DataFrame) -> list[str]:
-    """Return a name for each of these rows `with_cells`: the axes and overrides that distinguish them."""
+    """Return a name for each of these rows `add_cell_keys`: the axes and overrides that distinguish them."""
     columns = {axis: [*cells[axis]] for axis in AXES if axis in cells}
     return cell_names(columns, [line.split() for line in cells["others"]])
 
@@ -160,7 +160,8 @@ def sweep_before(folder: Path, rows: pd.DataFrame) -> Path | None:
         began, then = (sweep_rows["started_at"].dropna().min() for sweep_rows in (rows, rows_of_sweep))
         keys = identity_keys(pd.concat([rows, rows_of_sweep]))
         cells, there = (
-            with_cells(sweep_rows, keys)["address"].drop_duplicates() for sweep_rows in (rows, rows_of_sweep)
+            add_cell_keys(sweep_rows, keys)["address"].drop_duplicates()
+            for sweep_rows in (rows, rows_of_sweep)
         )
         if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
             return Path(rows_of_sweep["sweep"].iloc[0])

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import (
+    add_cell_keys,
     config_differences,
     identity_keys,
     not_in_common,
     refuse_merged,
-    with_cells,
 )
 from dcpbench.analysis.costs import CHANGED, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, planned
@@ -49,7 +49,7 @@ _FIRST = ("torch", "python", "cuda", "nccl", "driver", "gpus", *COMMITS.values()
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SweepComparison:
     """The differences of one side, `name`, from the old one.
 
     Args:
@@ -97,7 +97,7 @@ def compared(
     metrics: Sequence[str],
     ignored: Collection[str] = (),
     earlier: pd.DataFrame | None = None,
-) -> Comparison:
+) -> SweepComparison:
     """Compare the rows of one side with the old one's, and these costs with those of `earlier` sweeps too.
 
     Raises:
@@ -106,7 +106,7 @@ def compared(
     sides = {"earlier": earlier, "old": old, "new": new}
     runs = {of: planned(side) for of, side in sides.items() if side is not None and len(side)}
     rows = pd.concat([side.assign(side=of) for of, side in runs.items()])
-    cells = with_cells(rows.reset_index(drop=True), identity_keys(rows), ignored)
+    cells = add_cell_keys(rows.reset_index(drop=True), identity_keys(rows), ignored)
     measured, after = cells[cells["side"] != "new"], cells[cells["side"] == "new"]
     before = cells[cells["side"] == "old"]
     for side in (measured, after):
@@ -120,7 +120,7 @@ def compared(
         for key, place in zip(changed["key"], changed["before"], strict=True)
         for keyword, values in config_differences(configs[place], configs[key], ignored).items()
     ]
-    return Comparison(
+    return SweepComparison(
         name,
         statuses,
         pd.DataFrame(configurations, columns=["key", "name", "old", "new"]),
@@ -147,7 +147,7 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     `before`.
 
     Args:
-        old, new: rows with `key` and `address`, see `cell_identity.with_cells`.
+        old, new: rows with `key` and `address`, see `cell_identity.add_cell_keys`.
     """
     before, after = _outcomes(old), _outcomes(new)
     failed = new[~ok(new)].drop_duplicates("key").set_index("key")

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.causes import causes_of, short_reason
-from dcpbench.analysis.cell_identity import identity_keys, names_of_cells, override_words, with_cells
+from dcpbench.analysis.cell_identity import add_cell_keys, identity_keys, names_of_cells, override_words
 from dcpbench.analysis.frame import is_true, noun, ok, records
 from dcpbench.config.text import listed, program
 from dcpbench.core.checks import CHECKS
@@ -114,7 +114,7 @@ def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
     own."""
     if frame.empty or noun(frame) == "stop":
         return frame["cell"].str.removeprefix("stop=")
-    return pd.Series(names_of_cells(with_cells(frame, identity_keys(frame))), frame.index, "string")
+    return pd.Series(names_of_cells(add_cell_keys(frame, identity_keys(frame))), frame.index, "string")
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
@@ -128,7 +128,7 @@ def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
+def grouped_failures(listed: pd.DataFrame) -> pd.DataFrame:
     """Return one of `failures` for each status, user's target, reason and cause, except for numbers, and how
     many `more` there are.
 

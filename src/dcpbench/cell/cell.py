@@ -3,8 +3,8 @@
 A scenario is a function, or a list of stages, that every rank of the cell calls with its `Cell`:
 
 1. `uninterrupted.begin(cell)` trains the run that never saves, and judges its training by a twin.
-2. `uninterrupted.save(cell, story)` trains the reference run again and saves it, `saves` times; each save is
-   compared with the live state, and its files are noted when it reports success.
+2. `uninterrupted.save(cell, record)` trains the reference run again and saves it, `saves` times;
+   each save is compared with the live state, and its files are noted when it reports success.
 3. For each checkpoint, the newest first: `steps.build_target` builds a run from another seed;
    `checks.load_and_verify` loads and compares; `checks.resume` trains on and compares losses and state.
 4. `checks.verify_saved_again` saves a resumed run and loads that checkpoint.
@@ -13,7 +13,7 @@ A scenario is a function, or a list of stages, that every rank of the cell calls
 Steps 2 to 4 are collective: all ranks call them in the same order. `phase` times a part, also of a scenario's
 own; `record` takes a comparison with its control, on each rank; `measure` a number; `leave_out` says why a
 check does not apply. A rank that raises ends the cell as an error; `Skip` ends it as a skip. What loads in a
-new process gets the `Story` of the stage before by files (`handover`).
+new process gets the `ReferenceRun` of the stage before by files (`handover`).
 
 The usual ways to write one: call the steps in another order (`scenarios/chain.py`) or with another
 configuration (`cell.vary`, `scenarios/fine_tune.py`), or call DCP and record what it does
@@ -134,7 +134,7 @@ class Cell:
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
-        chosen: the steps of a trainer, which the run that never saves has chosen.
+        trainer_steps: the steps of a trainer, which the run that never saves has chosen.
         trained: packages that define the forwards of the modules that this stage has trained; not of twins.
     """
 
@@ -154,12 +154,12 @@ class Cell:
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
     trained: set[str] = field(default_factory=set)
-    chosen: Window | None = None
+    trainer_steps: Window | None = None
 
     @property
     def window(self) -> Window:
         """The steps after which it saves, and how far its runs train."""
-        return self.chosen or Window.of(self.config)
+        return self.trainer_steps or Window.of(self.config)
 
     @cached_property
     def batches(self) -> Batches:
@@ -201,7 +201,7 @@ class Cell:
     def training(self, run: Run) -> Iterator[None]:
         """Context manager: the phase in which a run trains; a failure is reported with the save or load that
         the run comes after."""
-        self.report.trains = run.comes_after
+        self.report.during = run.comes_after
         for module in run.model.modules():
             forward = inspect.getattr_static(type(module), "forward")
             self.trained.add(str(getattr(forward, "__module__", None)).partition(".")[0])
@@ -211,7 +211,7 @@ class Cell:
             except Exception:
                 if self.config.own_trainer:
                     how = f", in step {run.train_state.step + 1}"
-                    self.report.trains = run.comes_after._replace(how=how)
+                    self.report.during = run.comes_after._replace(how=how)
                 raise
 
     def measure(
@@ -252,4 +252,4 @@ class Cell:
         of a copy costs as much as its comparison: in a cell one of each name is enough for all comparisons
         of copies."""
         controls = self.report.checks.get(check, CheckReport()).control.values()
-        return {name for of_place in controls for name, fired in of_place.items() if fired}
+        return {name for of_place in controls for name, detected in of_place.items() if detected}

@@ -81,9 +81,9 @@ class Checkpoint:
             run: the load target. Its tensors are the live ones, so do not change them.
         """
         of = StatePart(part)
-        return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.recall_of(of, checkpointer))
+        return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.reader_of(of, checkpointer))
 
-    def recall_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[Name], torch.Tensor | None]:
+    def reader_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[Name], torch.Tensor | None]:
         """Return a function that reads a tensor by its name in a part; each rank may call it alone."""
         return lambda name: checkpointer.read_tensor(self.checkpoint_id, key_of(part, name))
 
@@ -92,21 +92,21 @@ class Checkpoint:
         saved: Leaves,
         actual: Leaves,
         group: dist.ProcessGroup | None,
-        recall: Callable[[Name], torch.Tensor | None] | None = None,
+        read_saved: Callable[[Name], torch.Tensor | None] | None = None,
         closely: bool = True,
     ) -> list[Mismatch]:
         """Compare a live state with a saved one of the same layout as this checkpoint's; collective over
         `group` if it is compared by content.
 
         Args:
-            recall: reads the saved tensor, to report where a large one differs and by how much.
+            read_saved: reads the saved tensor, to report where a large one differs and by how much.
             closely: report places and distances, and not only names.
         """
-        recall = recall if closely else None
-        return compare_state(saved, actual, group, recall, closely, self.by_content)
+        read_saved = read_saved if closely else None
+        return compare_state(saved, actual, group, read_saved, closely, self.by_content)
 
 
-class Save(NamedTuple):
+class SaveInFlight(NamedTuple):
     """A save in flight.
 
     Args:

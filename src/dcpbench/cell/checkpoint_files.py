@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.cell.cell import Cell, KnownFiles
-from dcpbench.cell.checkpoint import Checkpoint, Save
+from dcpbench.cell.checkpoint import Checkpoint, SaveInFlight
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer, is_under
 from dcpbench.core.mismatch import Mismatch, Place, Problem
@@ -26,7 +26,7 @@ SHOWS_S = 60.0
 _POLL_S = 0.1
 
 
-def digests_of(cell: Cell, save: Save, on_several_hosts: bool) -> Mapping[str, str]:
+def digests_of(cell: Cell, save: SaveInFlight, on_several_hosts: bool) -> Mapping[str, str]:
     """Compare the files that were there when the save reported success on this rank with those that are there
     when it has on all ranks; on rank 0 return their digests of then."""
     checkpointer, checkpoint_id = cell.checkpointer, save.checkpoint.checkpoint_id
@@ -42,7 +42,7 @@ def digests_of(cell: Cell, save: Save, on_several_hosts: bool) -> Mapping[str, s
     return its(checkpointer, checkpoint_id, digests)
 
 
-def follow(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
+def follow_files(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
     """Compare the files of a checkpoint with these digests at the end of the stage; collective. The newest
     one must have files; that an older one was removed is a fact."""
     checkpointer, checkpoint_id, where = cell.checkpointer, checkpoint.checkpoint_id, checkpoint.place

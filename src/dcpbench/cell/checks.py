@@ -16,13 +16,13 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
     defects_at,
     explained,
-    explained_names,
     mend,
+    names_by_defect,
     needs_copy,
     record_restored,
 )
-from dcpbench.cell.steps import Story, other_seed
-from dcpbench.compare.controls import compare_controlled, compared_names, unlike
+from dcpbench.cell.steps import ReferenceRun, other_seed
+from dcpbench.compare.controls import compare_controlled, compared_names, perturbed_where
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.stored import leaves_like
 from dcpbench.config.text import listed
@@ -33,15 +33,15 @@ from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.runs import build_run, put
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import change_again, copy_state
-from dcpbench.runs.run import Limits, Run, TrainingEndedError, Unchanged, dtypes_of
+from dcpbench.runs.run import Exclusions, Run, TrainingEndedError, Unchanged, dtypes_of
 from dcpbench.runs.run_state import (
     State,
-    as_judged,
     as_saved,
-    before_a_step,
+    comparable,
     is_small,
     live_state,
     one_tensor,
+    restorable,
     retained_copy,
     retained_state,
 )
@@ -54,22 +54,22 @@ Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
 
 
-def build_without_saves(cell: Cell, record: Story) -> Run:
+def build_without_saves(cell: Cell, record: ReferenceRun) -> Run:
     """Build a run that never saves; `record` says what it has to keep."""
-    cell.report.trains = Place("without a save")
+    cell.report.during = Place("without a save")
     with cell.phase("build"):
-        unsaved = steps.parallel_run(cell, cell.config.seed, limits=record.limits)
-        unsaved.comes_after = cell.report.trains
+        unsaved = steps.parallel_run(cell, cell.config.seed, exclusions=record.exclusions)
+        unsaved.comes_after = cell.report.during
         if isinstance(unsaved, OwnRun):
             cell.measure("twin_bytes", build_run.twin_bytes(cell.config, unsaved.model, unsaved.sizes))
-    if why := unsaved.limits.why_no_twin:
+    if why := unsaved.exclusions.why_no_twin:
         checks = (check for check in lockstep.CHECKS if check != lockstep.REPLICAS)
         cell.leave_out(checks, why)
     return unsaved
 
 
 def train_without_saves(
-    cell: Cell, record: Story, until: int, prepare: Callable[[Run], None] | None = None
+    cell: Cell, record: ReferenceRun, until: int, prepare: Callable[[Run], None] | None = None
 ) -> Run:
     """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
     twin's."""
@@ -77,7 +77,7 @@ def train_without_saves(
     if prepare:
         with cell.phase("build"):
             prepare(unsaved)
-    if not isinstance(unsaved, OwnRun) or unsaved.limits.why_no_twin:
+    if not isinstance(unsaved, OwnRun) or unsaved.exclusions.why_no_twin:
         steps.train(cell, unsaved, until)
         verify_replicas(cell, unsaved)
     else:
@@ -90,7 +90,7 @@ def train_without_saves(
     return unsaved
 
 
-def leave_out_unlike_values(unsaved: Mapping[str, str], record: Story, until: int) -> None:
+def leave_out_unlike_values(unsaved: Mapping[str, str], record: ReferenceRun, until: int) -> None:
     """Leave out values in no state dict that no step changes and two runs do not share, such as a time: they
     are no cause of a wrong resume."""
     first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
@@ -111,7 +111,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
     """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
     equal."""
     with cell.phase("verify", "training"):
-        if reasons := [reason for reason in cell.world.gathered(run.limits.why_no_replicas) if reason]:
+        if reasons := [reason for reason in cell.world.gathered(run.exclusions.why_no_replicas) if reason]:
             cell.leave_out([lockstep.REPLICAS], reasons[0])
             return
         compared = lockstep.compare_parameters(run)
@@ -122,7 +122,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
 
 
 def _train_with_twin(
-    cell: Cell, run: OwnRun, twin: OwnRun, record: Story, until: int, where: Place
+    cell: Cell, run: OwnRun, twin: OwnRun, record: ReferenceRun, until: int, where: Place
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both. `record` gets why no resumed run can repeat them."""
@@ -141,7 +141,7 @@ def _train_with_twin(
         for check, compared in compared_steps.results(others).items():
             cell.record(check, compared, where, TWIN)
     if why := compared_steps.why_not_resumed:
-        record.limits = replace(record.limits, why_not_resumed=why)
+        record.exclusions = replace(record.exclusions, why_not_resumed=why)
     if "gradient_bound" in compared_steps.bounds:
         cell.measure("gradient_bound_used", compared_steps.bound_used)
     for column, bound in compared_steps.bounds.items():
@@ -151,12 +151,12 @@ def _train_with_twin(
     return run.train_state.losses[before:], [*compared_steps.twin_losses.values()]
 
 
-def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
+def perturb_target(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
     """Change every element and every hyperparameter of a load target, so that a load which restores none of
     it is detected, and run the negative control of each part. What cannot be changed, and flags, which no
     load restores, are changed in a copy. `number` varies the new values."""
     with cell.phase("build"):
-        unchanged = put.make_different(target, other_seed(cell, number))
+        unchanged = put.perturb_run(target, other_seed(cell, number))
         if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
     with cell.phase("verify", "power"):
@@ -164,7 +164,7 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
         missed = {
             (part, name)
             for part, compared in controls.items()
-            for name, did in compared.fired.items()
+            for name, did in compared.detected.items()
             if not did
         }
         if checkpoint.by_content:  # compared by all ranks together
@@ -181,10 +181,10 @@ def _controls(cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchan
     """Compare a checkpoint with a target that was made different, and with changed copies of what is
     `unchanged` in it."""
     controls: Controls = {}
-    unrestored = before_a_step(live_state(target), target)
-    for part, leaves in before_a_step(checkpoint.state, target).items():
+    unrestored = restorable(live_state(target), target)
+    for part, leaves in restorable(checkpoint.state, target).items():
         names = leaves if part is StatePart.flags else unchanged.get(part, ())
-        changed = unlike(leaves, unrestored[part], names)
+        changed = perturbed_where(leaves, unrestored[part], names)
         mismatches = checkpoint.compare(leaves, changed, cell.world.group, closely=False)
         controls[part] = Compared.of((), mismatches, compared_names(leaves))
     return controls
@@ -192,13 +192,13 @@ def _controls(cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchan
 
 def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
     """Make everything in a target different, load a checkpoint into it, and compare."""
-    controls = make_different(cell, target, checkpoint, number)
+    controls = perturb_target(cell, target, checkpoint, number)
     steps.load(cell, target, checkpoint)
     verify_restored(cell, target, checkpoint, controls)
     return controls
 
 
-def load_beside(cell: Cell, story: Story, checkpoint: Checkpoint) -> None:
+def load_beside(cell: Cell, story: ReferenceRun, checkpoint: Checkpoint) -> None:
     """Check that a load changes no tensor of the run that was saved, which only its process shows. It is not
     one of the loads whose time is measured."""
     measured = len(cell.report.measurements)
@@ -227,19 +227,19 @@ def load_beside(cell: Cell, story: Story, checkpoint: Checkpoint) -> None:
 def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: Controls) -> None:
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. The checks of plug-ins follow."""
-    expected = before_a_step(checkpoint.state, target)
+    expected = restorable(checkpoint.state, target)
     if cell.config.own_trainer:
-        attributes = as_judged(checkpoint.state, target.limits)[StatePart.extra]
+        attributes = comparable(checkpoint.state, target.exclusions)[StatePart.extra]
         _note_values(cell, target.lost_within(attributes))
     if cell.config.own_trainer and not cell.world.any_rank(expected[StatePart.extra]):
         del expected[StatePart.extra]
         cell.leave_out(["extra_equal"], "training changes no plain attribute of the trainer")
     with cell.phase("verify", "equality"):
-        actual, group = before_a_step(live_state(target), target), cell.world.group
+        actual, group = restorable(live_state(target), target), cell.world.group
         comparisons: dict[StatePart, Comparison] = {}
         for part, leaves in expected.items():
-            recall = checkpoint.recall_of(part, cell.checkpointer)
-            mismatches = checkpoint.compare(leaves, actual[part], group, recall)
+            read_saved = checkpoint.reader_of(part, cell.checkpointer)
+            mismatches = checkpoint.compare(leaves, actual[part], group, read_saved)
             # By content, ranks also report what others have; not what is left out on this one.
             left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
             mismatches = [mismatch for mismatch in mismatches if mismatch.name not in left_out]
@@ -278,7 +278,7 @@ def verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
 
-def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: Story) -> None:
+def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: ReferenceRun) -> None:
     """Save a resumed run and load that checkpoint into the same run, made different; a trainer trains on.
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
@@ -303,10 +303,10 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: 
             checkpointer.remove(name)
 
 
-def verify_saved_early(cell: Cell, target: Run, checkpoint: Checkpoint, record: Story) -> None:
+def verify_saved_early(cell: Cell, target: Run, checkpoint: Checkpoint, record: ReferenceRun) -> None:
     """Save a trainer again one step after a load, since jobs are often stopped soon after a resume."""
     if checkpoint.step + 1 < cell.window.end_of(checkpoint.step):
-        make_different(cell, target, checkpoint)
+        perturb_target(cell, target, checkpoint)
         steps.load(cell, target, checkpoint)
         with suppress(TrainingEndedError):
             steps.train(cell, target, checkpoint.step + 1)
@@ -321,8 +321,8 @@ def verify_values(
     for part, leaves in saved.state.items():
         keys = {name: key_of(part, name) for name in leaves}
         actual = leaves_like(leaves, keys, values)
-        how = partial(saved.compare, group=group, recall=saved.recall_of(part, cell.checkpointer))
-        compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)
+        how = partial(saved.compare, group=group, read_saved=saved.reader_of(part, cell.checkpointer))
+        compared = compare_controlled(leaves, actual, perturbed_where(leaves, actual, actual), how=how)
         record_restored(cell, saved, {part: Comparison(leaves, actual, compared)}, saved.place)
 
 
@@ -330,7 +330,7 @@ def resume(
     cell: Cell,
     target: Run,
     checkpoint: Checkpoint,
-    record: Story,
+    record: ReferenceRun,
     until: int | None = None,
 ) -> None:
     """Train a restored run on, and compare its losses and its state with the reference run's; where it cannot
@@ -352,30 +352,30 @@ def resume(
     generators = dict(target.random.states)
     if cell.config.own_trainer:
         resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
-    elif exactly or not isinstance(target, OwnRun) or target.limits.why_no_twin:
+    elif exactly or not isinstance(target, OwnRun) or target.exclusions.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
-    if why := record.limits.why_not_resumed:
+    if why := record.exclusions.why_not_resumed:
         cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
     with cell.phase("verify", "resumed"):
-        dtypes = dtypes_of(target).union(record.limits.computes_in)
+        dtypes = dtypes_of(target).union(record.exclusions.computes_in)
         close = None if exactly else (cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
-        if exactly or not _layout_matters(cell, target, record.limits, where):
+        if exactly or not _layout_matters(cell, target, record.exclusions, where):
             losses = record.losses[taken.start - 1 : last]
-            alive, others = target.alive[-len(taken) :], unrestored_losses(cell, record)
+            had_gradient, others = target.had_gradient[-len(taken) :], unrestored_losses(cell, record)
             others = others * (1 + last // max(1, len(others)))  # those of a trainer may be fewer
-            compared[of_losses] = compare_resumed(losses, resumed, taken.start, close, alive, others)
+            compared[of_losses] = compare_resumed(losses, resumed, taken.start, close, had_gradient, others)
         flags = StatePart.flags
-        left = explained_names(cell, flags)  # no step changes the flags that a load has left
+        left = names_by_defect(cell, flags)  # no step changes the flags that a load has left
         actual, expected = (
             {**state, flags: {name: leaf for name, leaf in state[flags].items() if text_of(name) not in left}}
-            for state in (live_state(target), as_judged(record.states[last], target.limits))
+            for state in (live_state(target), comparable(record.states[last], target.exclusions))
         )
         if cell.config.own_trainer and until:  # it trains on
             del actual[StatePart.extra]
@@ -401,7 +401,7 @@ def resume(
 
 
 def _resume_trainer(
-    cell: Cell, target: Run, checkpoint: Checkpoint, record: Story, last: int
+    cell: Cell, target: Run, checkpoint: Checkpoint, record: ReferenceRun, last: int
 ) -> tuple[list[float], bool]:
     """Train a restored trainer on, and compare the attributes that its first step has made with the reference
     run's. Return its losses, and whether it ended before step `last`."""
@@ -409,7 +409,7 @@ def _resume_trainer(
         first = steps.train(cell, target, checkpoint.step + 1)
         with cell.phase("verify", "resumed"):
             made = target.made_by_steps()
-            stepped = record.stepped.get(checkpoint.step + 1, {})
+            stepped = record.after_first_step.get(checkpoint.step + 1, {})
             expected = {
                 name: leaf for name, leaf in stepped.items() if name not in made or made[name] is not None
             }
@@ -426,7 +426,7 @@ def _resume_trainer(
 def _report_generators(
     cell: Cell,
     restored: Mapping[str, torch.Tensor],
-    record: Story,
+    record: ReferenceRun,
     step: int,
     last: int,
     losses: Compared,
@@ -445,7 +445,7 @@ def _report_generators(
         cell.report.note("unrestored_generators", text, "random_equal")
 
 
-def unrestored_losses(cell: Cell, record: Story) -> list[float]:
+def unrestored_losses(cell: Cell, record: ReferenceRun) -> list[float]:
     """Return the losses, from step 1 on, of a run from another seed on the same batches, which restores
     nothing; they are computed once. It trains only if no loss can be computed otherwise; a trainer as far as
     the first resume."""
@@ -463,14 +463,14 @@ def unrestored_losses(cell: Cell, record: Story) -> list[float]:
     return record.unrestored
 
 
-def _layout_matters(cell: Cell, run: Run, before: Limits, where: Place) -> bool:
+def _layout_matters(cell: Cell, run: Run, before: Exclusions, where: Place) -> bool:
     """Return whether the losses of a run need not be those of another layout, and report why; collective.
 
     Args:
         before: of the run that has saved.
         where: the place at which the gradients of the steps were compared with a twin's.
     """
-    why = run.limits.why_layout_bound or before.why_layout_bound
+    why = run.exclusions.why_layout_bound or before.why_layout_bound
     gradients = cell.report.checks.get("gradient_close", CheckReport()).distinct.values()
     defects = cell.world.gathered(
         {mismatch.by for mismatch in gradients if mismatch.by and mismatch.where == where}

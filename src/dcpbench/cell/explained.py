@@ -27,7 +27,7 @@ Part = TypeVar("Part", bound=str)
 
 
 @dataclass(frozen=True)
-class Differences:
+class LoadReference:
     """The reference after a load, or of a checkpoint's files.
 
     Args:
@@ -123,7 +123,7 @@ def explained_in_checkpoint(
 ) -> dict[StatePart, Compared]:
     """Name the defects in mismatches with what a checkpoint has, as `explained` does."""
     before = cell.unrestored.get(checkpoint.checkpoint_id, {})
-    return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before), anywhere)
+    return explained(cell, moment, comparisons, LoadReference(checkpoint, comparisons, before), anywhere)
 
 
 def record_restored(
@@ -150,7 +150,7 @@ def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseE
     cell.announce("load")
 
 
-def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None = None) -> dict[str, str]:
+def names_by_defect(cell: Cell, part: StatePart, checkpoint: Checkpoint | None = None) -> dict[str, str]:
     """Return the names of a part that known defects alone made wrong on this rank, each with the defect, in a
     load of a checkpoint or in any load."""
     report = cell.report.checks.get(CHECK_OF[part])
@@ -170,14 +170,14 @@ def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     if checkpoint.place in cell.unexplained:
         return None
     parts: list[StatePart] = [part for part in checkpoint.state if part is not StatePart.flags]
-    wrong = {part: explained_names(cell, part, checkpoint) for part in parts}
+    wrong = {part: names_by_defect(cell, part, checkpoint) for part in parts}
     if not cell.world.any_rank(any(wrong.values())):
         return None
 
-    def recall(part: StatePart, name: Name) -> torch.Tensor | None:
-        return checkpoint.recall_of(part, cell.checkpointer)(name)
+    def read_saved(part: StatePart, name: Name) -> torch.Tensor | None:
+        return checkpoint.reader_of(part, cell.checkpointer)(name)
 
-    left = put_saved(target, checkpoint.state, wrong, recall)
+    left = put_saved(target, checkpoint.state, wrong, read_saved)
     causes = [(text_of(name), wrong[part][text_of(name)]) for part, leaves in left.items() for name in leaves]
     first = next((of_rank[0] for of_rank in cell.world.gathered(causes) if of_rank), None)
     return first and f"{first[0]} was not restored ({first[1]}), and its saved value cannot be set"

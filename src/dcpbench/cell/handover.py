@@ -13,20 +13,20 @@ from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import its
 from dcpbench.cell.explained import record_restored
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.compare.across_layouts import compare_ranks
 from dcpbench.compare.leaves import Comparison
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Place
 from dcpbench.core.state import StatePart, named
-from dcpbench.runs.run import Limits
+from dcpbench.runs.run import Exclusions
 from dcpbench.runs.run_state import State, full_tensors
 from dcpbench.state.snapshot import PLAIN
 
 _ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 
 
-def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
+def leave(cell: Cell, story: ReferenceRun, any_layout: bool = False) -> None:
     """Leave a story to a new process of each rank or, as digests of full tensors, to ranks of `any_layout`;
     collective."""
     checkpoints = story.checkpoints
@@ -43,7 +43,7 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
             states = {step: _in_full(cell, state) for step, state in story.states.items()}
             story = replace(story, checkpoints=plain, states=states)
         else:
-            story = replace(story, window=cell.chosen)
+            story = replace(story, window=cell.trainer_steps)
         if cell.config.verify is Verify.deep and cell.world.rank == 0:
             for checkpoint in checkpoints:
                 cell.checkpointer.drop_cached(checkpoint.checkpoint_id)
@@ -59,7 +59,7 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
         torch.save(replace(story, run=None, files=files), cell.folder / _name(cell, any_layout))
 
 
-def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
+def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, ReferenceRun]:
     """Take the story that the stage before has left, and let the end of this stage compare the files of its
     checkpoints with those of when they were complete. Return it with the cell, which gets its steps and, in
     `any_layout` of a scenario that converts, the layout of loads. The file may contain any class, such as
@@ -70,16 +70,16 @@ def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, Story]:
     if converts:
         cell = cell.vary(parallel=config.loading, world_size=ranks)
     any_class = config.workload.target is not None or config.restarts
-    safe: list[Any] = [Story, Checkpoint, Place, Limits, StatePart, *PLAIN]
+    safe: list[Any] = [ReferenceRun, Checkpoint, Place, Exclusions, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
-        story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not any_class)
-    cell = replace(cell, chosen=story.window)
+        story: ReferenceRun = torch.load(cell.folder / _name(cell, any_layout), weights_only=not any_class)
+    cell = replace(cell, trainer_steps=story.window)
     for checkpoint_id, known in story.files.items():
         cell.files[checkpoint_id] = KnownFiles(*known, cell.checkpointer)
         cell.checkpointer.note_removed(checkpoint_id, known[1] or ())
     story.exactly = same_layout and story.torch_version == torch.__version__
     if not same_layout:  # a resume under this layout draws other random numbers
-        story.limits = replace(story.limits, generators=frozenset())
+        story.exclusions = replace(story.exclusions, generators=frozenset())
         for state in (*story.states.values(), *(checkpoint.state for checkpoint in story.checkpoints)):
             state.pop(StatePart.random, None)
     return cell, story
@@ -97,6 +97,6 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
         full[part], compared = compare_ranks(leaves, cell.world.group)
         if compared.found and saved:
             wrong = named(leaves, {mismatch.name for mismatch in compared.found})
-            stored = full_tensors(wrong, saved.recall_of(part, cell.checkpointer))
+            stored = full_tensors(wrong, saved.reader_of(part, cell.checkpointer))
             record_restored(cell, saved, {part: Comparison(leaves, stored, compared)}, saved.place)
     return full

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell, Window
-from dcpbench.cell.checkpoint import Checkpoint, Save
+from dcpbench.cell.checkpoint import Checkpoint, SaveInFlight
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.explained import differs, explain_raised, explained_in_checkpoint
 from dcpbench.compare.leaves import Comparison
@@ -26,13 +26,13 @@ from dcpbench.core.state import StatePart
 from dcpbench.formats.audit import compare_manifest
 from dcpbench.runs import build_run
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import NO_LIMITS, Limits, Run
+from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, Run
 from dcpbench.runs.run_state import (
     State,
     as_saved,
-    before_a_step,
     only_generators,
     promised_keys,
+    restorable,
     retained_state,
 )
 from dcpbench.state.snapshot import Leaves, retained
@@ -40,7 +40,7 @@ from dcpbench.workloads.generators import States
 
 
 @dataclass
-class Story:
+class ReferenceRun:
     """A run that trains uninterrupted, such as the reference run: its checkpoints, and the losses and states
     that resumes are compared with. A later stage gets it without the live run.
 
@@ -49,9 +49,9 @@ class Story:
         losses: from step 1 on.
         states: its state after each step at which a resumed run ends.
         unrestored: losses of a run that is built from another seed and never restored, from step 1 on.
-        limits: what of it cannot be compared, as the run that never saves and its own end have shown.
+        exclusions: what of it cannot be compared, as the run that never saves and its own end have shown.
         unsaved_values: values that are in no state dict, after these steps; 0 is before the first.
-        stepped: the attributes that the steps of a trainer make, one step after each save.
+        after_first_step: the attributes that the steps of a trainer make, one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
         torch_version: the torch that trained it.
         exactly: whether resumes repeat it bit for bit. Another layout sums in another order.
@@ -65,9 +65,9 @@ class Story:
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     unrestored: list[float] = field(default_factory=list)
-    limits: Limits = NO_LIMITS
+    exclusions: Exclusions = NO_EXCLUSIONS
     unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
-    stepped: dict[int, Leaves] = field(default_factory=dict)
+    after_first_step: dict[int, Leaves] = field(default_factory=dict)
     generators: dict[int, States] = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
     exactly: bool = True
@@ -88,20 +88,22 @@ def other_seed(cell: Cell, number: int) -> int:
     return cell.config.seed + 1000 * (number + 1)
 
 
-def parallel_run(cell: Cell, seed: int, limits: Limits = NO_LIMITS) -> Run:
+def parallel_run(cell: Cell, seed: int, exclusions: Exclusions = NO_EXCLUSIONS) -> Run:
     """Build a run under the parallelism of the cell, or the user's trainer. Without `scheduler` a load
-    creates that; `limits` are those that an earlier run has shown."""
-    run = build_run.build_configured(cell.config, cell.world, seed, limits)
+    creates that; `exclusions` are those that an earlier run has shown."""
+    run = build_run.build_configured(cell.config, cell.world, seed, exclusions)
     for hook in hooks("run"):
         hook(cell, run)
     return run
 
 
-def build(cell: Cell, unsaved: Story | None = None) -> Story:
+def build_reference(cell: Cell, unsaved: ReferenceRun | None = None) -> ReferenceRun:
     """Build the reference run; `unsaved` is the record of the run that never saves, if there is one."""
     with cell.phase("build"):
-        run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else NO_LIMITS)
-        reference = Story(run=run, losses=run.train_state.losses, limits=run.limits)
+        run = parallel_run(
+            cell, cell.config.seed, exclusions=unsaved.exclusions if unsaved else NO_EXCLUSIONS
+        )
+        reference = ReferenceRun(run=run, losses=run.train_state.losses, exclusions=run.exclusions)
         if unsaved:
             reference.unrestored = unsaved.unrestored
         cell.report.losses["continued"] = reference.losses
@@ -109,7 +111,7 @@ def build(cell: Cell, unsaved: Story | None = None) -> Story:
         return reference
 
 
-def build_target(cell: Cell, record: Story, number: int = 0, step: int = 0) -> Run:
+def build_target(cell: Cell, record: ReferenceRun, number: int = 0, step: int = 0) -> Run:
     """Build a load target from another seed. Unless the cell wants an empty optimizer, that gets the state
     which DCP gives a fresh one.
 
@@ -118,9 +120,9 @@ def build_target(cell: Cell, record: Story, number: int = 0, step: int = 0) -> R
         number: of the target; each has its own seed.
         step: after which the checkpoint was saved that it is for.
     """
-    cell.report.trains = Place("before the load")
+    cell.report.during = Place("before the load")
     with cell.phase("build"):
-        target = parallel_run(cell, other_seed(cell, number), record.limits)
+        target = parallel_run(cell, other_seed(cell, number), record.exclusions)
         if isinstance(target, OwnRun):  # a trainer prepares its own load
             target.component.prepare(target.model, step)
             if cell.config.load_into.filled:
@@ -134,7 +136,7 @@ def train(cell: Cell, run: Run, until: int) -> list[float]:
         return run.train(cell.batches, until)
 
 
-def advance(cell: Cell, reference: Story, until: int) -> None:
+def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     run, saves = reference.trained, cell.window.saves
     ends = {*cell.window.ends, *reference.ends}
@@ -148,13 +150,13 @@ def advance(cell: Cell, reference: Story, until: int) -> None:
                 reference.states[step] = retained_state(run)
                 reference.unsaved_values[step] = run.unsaved_values().texts
             if cell.config.own_trainer:
-                reference.stepped[step] = retained(run.made_by_steps())
+                reference.after_first_step[step] = retained(run.made_by_steps())
                 reference.generators[step] = dict(run.random.states)
 
 
 def train_and_save(
     cell: Cell,
-    reference: Story,
+    reference: ReferenceRun,
     state: Callable[[Run], dict[str, Any]] | None = None,
     extra: Leaves | None = None,
     parts: Collection[StatePart] | None = None,
@@ -173,7 +175,7 @@ def train_and_save(
     """
     overlap, at_the_end = cell.config.overlap_saves, cell.config.own_trainer
     save_one = partial(save, cell, reference.trained, state=state, extra=extra, parts=parts)
-    saves: list[Save] = []
+    saves: list[SaveInFlight] = []
     slots = itertools.cycle((1, 2) if overlap else (0,))
     for slot, step in zip(slots, at or cell.window.saves, strict=False):
         advance(cell, reference, until=step)
@@ -200,18 +202,18 @@ def train_and_save(
     return checkpoints
 
 
-def decide_state(cell: Cell, reference: Story, checkpoints: Iterable[Checkpoint]) -> None:
+def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
     """Decide what a load has to restore, after the last step of the reference run, and drop the state of
     generators that training does not draw from; collective."""
     run = reference.trained
     for name, kind in run.unsaved_values().unreadable.items():
         cell.report.note("unreadable", kind, "extra_equal", name)
-    for check, why in run.limits.not_judged.items():
+    for check, why in run.exclusions.not_compared.items():
         cell.leave_out([check], why)
     if (drawn := run.random.needed) is None:
         return
     needed = frozenset[str]().union(*cell.world.gathered(drawn))
-    run.limits = reference.limits = replace(run.limits, generators=needed)
+    run.exclusions = reference.exclusions = replace(run.exclusions, generators=needed)
     if not needed:
         cell.leave_out(["random_equal"], "no step draws random numbers that must be restored")
     saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.named))
@@ -228,7 +230,7 @@ def save(
     parts: Collection[StatePart] | None = None,
     slot: int = 0,
     retained: State | None = None,
-) -> Save:
+) -> SaveInFlight:
     """Start a save in the save mode of the cell; `finish` waits for it.
 
     Args:
@@ -265,11 +267,11 @@ def save(
     cell.saved[checkpoint_id] = run
     checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved))
     keys = promised_keys(checkpoint.named, extra)
-    in_files = checkpoint.keyed(before_a_step(checkpoint.named, run))
-    return Save(checkpoint, pending, files, still_open, keys, in_files, number)
+    in_files = checkpoint.keyed(restorable(checkpoint.named, run))
+    return SaveInFlight(checkpoint, pending, files, still_open, keys, in_files, number)
 
 
-def finish(cell: Cell, in_flight: Save) -> Checkpoint:
+def finish(cell: Cell, in_flight: SaveInFlight) -> Checkpoint:
     """Wait until a checkpoint is complete, audit it, and compare its files with the saved state."""
     checkpoint, number, checkpointer = in_flight.checkpoint, in_flight.number, cell.checkpointer
     checkpoint_id = checkpoint.checkpoint_id
@@ -294,7 +296,7 @@ def finish(cell: Cell, in_flight: Save) -> Checkpoint:
     return checkpoint
 
 
-def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool, files_differ: bool) -> bool:
+def _audit(cell: Cell, in_flight: SaveInFlight, on_several_hosts: bool, files_differ: bool) -> bool:
     """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
     synced; note the digests of its files. Return whether its files differ from the saved state on a rank;
     collective."""
@@ -304,7 +306,7 @@ def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool, files_differ: bo
     where = Place("save_ended", checkpoint.step)
     cell.record("side_effect_free", in_flight.still_open(), where, side_effects.LEFT_OPEN)
     keys, (files, *_), synced, differing = zip(*cell.world.gathered(own_part), strict=True)
-    checkpoint_files.follow(cell, checkpoint, files)
+    checkpoint_files.follow_files(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
         text = f"{name} {checkpoint}: not there when save returned on this rank"
         cell.report.note("late_files", text)
@@ -330,7 +332,7 @@ def _synced(cell: Cell, checkpoint: Checkpoint) -> set[str] | None:
     return cell.synced(Path(checkpoint.checkpoint_id))
 
 
-def _compare_files(cell: Cell, in_flight: Save) -> dict[StatePart, Comparison]:
+def _compare_files(cell: Cell, in_flight: SaveInFlight) -> dict[StatePart, Comparison]:
     """Compare a checkpoint's files, read without their writer, with the saved state."""
     stored = cell.checkpointer.stored(in_flight.checkpoint.checkpoint_id)
     if not stored:

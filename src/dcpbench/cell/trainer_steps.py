@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell, Window
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.config.schema import FEWEST_STEPS, Config
 from dcpbench.config.text import duration_text
 from dcpbench.core.rank_report import Skip
@@ -32,7 +32,7 @@ _EPOCHS_WITHIN = LONGEST // 2
 """The most steps in which the end of a trainer's first epoch is looked for."""
 
 
-def train(cell: Cell, record: Story, exactly: bool) -> Cell:
+def train(cell: Cell, record: ReferenceRun, exactly: bool) -> Cell:
     """Train a trainer without saves, choose its steps, and note what training changes; return the cell with
     these steps."""
     config, gathered = cell.config, cell.world.gathered
@@ -70,11 +70,11 @@ def train(cell: Cell, record: Story, exactly: bool) -> Cell:
     record.states = {window.last: record.states.get(window.last, newest)}
     record.unsaved_values[window.last] = run.unsaved_values().texts
     record.losses += run.train_state.losses[: window.last]
-    record.limits = replace(run.limits, changing=changed_by_training(first, newest[StatePart.extra]))
+    record.exclusions = replace(run.exclusions, changing=changed_by_training(first, newest[StatePart.extra]))
     cell.report.note("column", " ".join(map(str, window.saves)), name="save_steps")
     cell.report.note("column", str(window.resume_steps), name="resume_steps")
     checks.verify_replicas(cell, run)
-    return replace(cell, chosen=window)
+    return replace(cell, trainer_steps=window)
 
 
 def announce_length(cell: Cell, window: Window, looks_until: int, step_s: float) -> None:

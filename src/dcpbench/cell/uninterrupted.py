@@ -11,7 +11,7 @@ from typing import Any
 
 from dcpbench.cell import checks, steps, trainer_steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.compare.controls import compare_controlled
 from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Place, Sides
@@ -37,7 +37,7 @@ _MEASURED = ("twin_bytes", "gradient_bound_used")
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRun:
     """The run that never saves of an earlier cell on these ranks.
 
     Args:
@@ -49,13 +49,13 @@ class Kept:
 
     digest: str
     cell: str
-    record: Story
+    record: ReferenceRun
     report: RankReport
 
 
 def begin(
     cell: Cell, exactly: bool = False, prepare: Callable[[Run], None] | None = None
-) -> tuple[Cell, Story]:
+) -> tuple[Cell, ReferenceRun]:
     """Train the run that never saves, and one that is never restored. Return the cell with its steps, and the
     record of the first.
 
@@ -64,7 +64,7 @@ def begin(
         prepare: puts a new run into the state in which it begins.
     """
     if cell.config.own_trainer:
-        record = Story()
+        record = ReferenceRun()
         cell = trainer_steps.train(cell, record, exactly)
         checks.unrestored_losses(cell, record)
         return cell, record
@@ -86,9 +86,9 @@ def begin(
     return cell, kept.record
 
 
-def _train(cell: Cell, prepare: Callable[[Run], None] | None = None) -> Story:
+def _train(cell: Cell, prepare: Callable[[Run], None] | None = None) -> ReferenceRun:
     """Train the run that never saves, and one that is never restored; return the record of the first."""
-    record, last = Story(), cell.window.last
+    record, last = ReferenceRun(), cell.window.last
     run = checks.train_without_saves(cell, record, last, prepare)
     record.losses += run.train_state.losses
     with cell.phase("verify", "retained"):
@@ -98,7 +98,7 @@ def _train(cell: Cell, prepare: Callable[[Run], None] | None = None) -> Story:
     return record
 
 
-def _kept(cell: Cell, digest: str, record: Story) -> Kept | None:
+def _kept(cell: Cell, digest: str, record: ReferenceRun) -> KeptRun | None:
     """Return the run of a cell for later ones, None if this rank has found a mismatch in its training."""
     report, state = cell.report, record.states[cell.window.last]
     verdict = {check: report.checks[check] for check in lockstep.CHECKS if check in report.checks}
@@ -107,10 +107,10 @@ def _kept(cell: Cell, digest: str, record: Story) -> Kept | None:
     measured = [measurement for measurement in report.measurements if measurement.metric in _MEASURED]
     training_report = RankReport(report.rank, verdict, measured, report.losses, notes=report.notes)
     record = replace(record, states={cell.window.last: digested_above(_KEPT_BYTES, state)})
-    return Kept(digest, cell.name, record, copy.deepcopy(training_report))
+    return KeptRun(digest, cell.name, record, copy.deepcopy(training_report))
 
 
-def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
+def _train_instead(cell: Cell, kept: KeptRun, reference: ReferenceRun) -> ReferenceRun:
     """Train the cell's own run, which the run that saved is compared with, and return its record. If it ends
     in another state than the kept one, the row says so, and the ranks are not used again."""
     report, last = cell.report, cell.window.last
@@ -125,7 +125,7 @@ def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
     report.training_from = None
     record = _train(cell)
     reference.unrestored = record.unrestored
-    reference.limits = replace(reference.limits, why_not_resumed=record.limits.why_not_resumed)
+    reference.exclusions = replace(reference.exclusions, why_not_resumed=record.exclusions.why_not_resumed)
     with cell.phase("verify", "harmless"):
         state, kept_state = record.states[last], kept.record.states[last]
         if names := differing_names(kept_state, state):
@@ -136,30 +136,30 @@ def _train_instead(cell: Cell, kept: Kept, reference: Story) -> Story:
     return record
 
 
-def train_and_save(cell: Cell, **saving: Any) -> Story:
+def train_and_save(cell: Cell, **saving: Any) -> ReferenceRun:
     """Train the run that never saves, then the reference run, and save this; return its record. `saving` is
     as in `steps.train_and_save`."""
     return save(*begin(cell), **saving)[1]
 
 
-def save(cell: Cell, unsaved: Story, **saving: Any) -> tuple[Cell, Story]:
+def save(cell: Cell, unsaved: ReferenceRun, **saving: Any) -> tuple[Cell, ReferenceRun]:
     """Train the reference run and save it; it has to end in the state of the run that never saves."""
-    reference = steps.build(cell, unsaved)
+    reference = steps.build_reference(cell, unsaved)
     steps.train_and_save(cell, reference, **saving)
-    compare(cell, unsaved, reference)
+    compare_final_states(cell, unsaved, reference)
     return cell, reference
 
 
-def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
+def compare_final_states(cell: Cell, unsaved: ReferenceRun, reference: ReferenceRun) -> None:
     """Compare the final state of the run that saved with that of the run that never did. A trainer that does
     not repeat itself before its first save cannot show what a save changes."""
     last = cell.window.last
     never, saved = dict(unsaved.states[last]), dict(reference.states[last])
     only_generators(never, reference.trained)
     checks.leave_out_unlike_values(unsaved.unsaved_values[last], reference, last)
-    if (changing := reference.limits.changing) is not None:
+    if (changing := reference.exclusions.changing) is not None:
         left_out = leave_out_attributes(never, saved, changing)
-        reference.limits = replace(reference.limits, changing=changing - {*left_out})
+        reference.exclusions = replace(reference.exclusions, changing=changing - {*left_out})
         for name in left_out:
             why = "a save changes it, or it differs between two uninterrupted runs"
             cell.report.note("left_out", why, "extra_equal", text_of(name))
@@ -176,7 +176,7 @@ def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
         shared = kept is not None and unsaved is kept.record
         differs = shared and cell.world.any_rank(any(comparison.found for comparison in compared))
     if differs:
-        compare(cell, _train_instead(cell, kept, reference), reference)
+        compare_final_states(cell, _train_instead(cell, kept, reference), reference)
         return
     for comparison in compared:
         cell.record(_HARMLESS, comparison, Place("in the run that saved"), _SAVES)

@@ -21,7 +21,7 @@ from dcpbench.formats.audit import Chunk, Entry, Manifest
 from dcpbench.records.files import file_lengths
 from dcpbench.state.layout import extent_of
 from dcpbench.state.nested import check_fits, packed, state_dicts, unpacked
-from dcpbench.state.snapshot import flattened, items, local_part, mapped, slots
+from dcpbench.state.snapshot import entries_of, flattened, leaf_slots, local_part, map_leaves
 
 _ARRAYS: list[Any] = [
     *{array.__reduce__()[0] for array in (np.zeros(1), np.float32(0))},
@@ -47,7 +47,7 @@ class TorchSaveCheckpointer(Checkpointer):
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         """Write a state. The file appears atomically; with `sync_files` it is durable when this returns."""
         started = time.perf_counter()
-        nested = mapped(state_dicts(state), _portable)
+        nested = map_leaves(state_dicts(state), _portable)
         for theirs in self._of_other_ranks(nested):
             _add(nested, theirs)
         if self._ranks.rank == 0:
@@ -78,7 +78,7 @@ class TorchSaveCheckpointer(Checkpointer):
         as random generators."""
         if (group := self._ranks.group_of(0)) is None:
             return []
-        keys: list[Any] = [{name for *_, name in slots(nested)}]
+        keys: list[Any] = [{name for *_, name in leaf_slots(nested)}]
         dist.broadcast_object_list(keys, src=0, group=group)
         all_ranks: list[Any] = [None] * self._ranks.size
         only_here = _without(nested, keys[0])
@@ -96,7 +96,7 @@ class TorchSaveCheckpointer(Checkpointer):
         stored = self._leaves(checkpoint_id)
         templates = state_dicts(state)
         check_fits(stored, templates)
-        for container, last, place in slots(templates):
+        for container, last, place in leaf_slots(templates):
             value, saved = container[last], stored[text_of(place)]
             if isinstance(value, torch.Tensor):
                 local = local_part(value)
@@ -160,7 +160,7 @@ def _sync(folder: Path) -> None:
 def _without(nested: dict[str, Any], names: set[Name], prefix: Name = ()) -> dict[str, Any]:
     """Return nested dictionaries without these names, without lists, and without empty dictionaries."""
     kept = {}
-    for key, value, name in items(nested, prefix):
+    for key, value, name in entries_of(nested, prefix):
         if isinstance(value, dict):
             value = _without(value, names, name)
         elif isinstance(value, list) or name in names:

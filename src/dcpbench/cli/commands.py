@@ -17,8 +17,8 @@ from dcpbench.cli.tree import (
     PATH,
     PURPOSE,
     Command,
-    Run,
-    Tree,
+    CommandTree,
+    SweepCommand,
     flag,
     formats,
     output,
@@ -83,7 +83,7 @@ def _print(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 _FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _print}
 
 
-@click.group(cls=Tree, help=PURPOSE, context_settings=_HELP)
+@click.group(cls=CommandTree, help=PURPOSE, context_settings=_HELP)
 @click.option("--version", is_flag=True, help="Print the versions of dcpbench and torch.", **_FIRST)
 @click.option(
     "--completion",
@@ -111,7 +111,7 @@ _HOW_RESUMED = (
 )
 _ALL_HOLD = "given several times: all have to hold"
 _COMMANDS = (
-    Run(
+    SweepCommand(
         "run",
         """Run cells. One value for each axis is one cell; lists are every combination of their values.
 
@@ -123,7 +123,7 @@ _COMMANDS = (
             help="Print a cell's configuration, start nothing.",
         ),
     ),
-    Run(
+    SweepCommand(
         "plan",
         """Show what a run would do and how long it would take, and start nothing. Above 50 cells, a line
         is a block of the sweep, or the cells of one scenario.
@@ -137,7 +137,7 @@ _COMMANDS = (
         *formats("table", "markdown", "json"),
         options_of=_plan_options,
     ),
-    Run(
+    SweepCommand(
         "resume",
         """Resume the sweep in FOLDER: run its cells that have no valid row.
 

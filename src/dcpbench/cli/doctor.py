@@ -36,7 +36,7 @@ _STYLES = {"ok": "pass", "warning": "xfail", "bad": "fail"}
 
 
 @dataclass(frozen=True)
-class Line:
+class MachineCheck:
     """A check of the machine: its name, its state (ok, warning, bad), what was found, and how to fix it."""
 
     what: str
@@ -68,7 +68,7 @@ def main(format: str | None = None) -> int:
     return int(any(line.state == "bad" for line in lines))
 
 
-def examined(folder: Path) -> Iterator[Line]:
+def examined(folder: Path) -> Iterator[MachineCheck]:
     """Yield the checks; that of torch is the last, because its import takes the longest."""
     agent = own_agent()
     yield _memory()
@@ -78,14 +78,14 @@ def examined(folder: Path) -> Iterator[Line]:
     try:
         description, more = machine.probe(agent)
     except ConfigError as error:
-        yield Line("torch", "bad", str(error), "pip install torch")
+        yield MachineCheck("torch", "bad", str(error), "pip install torch")
         return
     description |= machine.details(more)
     yield _torch(description)
     yield _gpus(description)
 
 
-def _torch(description: dict[str, Any]) -> Line:
+def _torch(description: dict[str, Any]) -> MachineCheck:
     version = description["torch"]
     needed = None
     with suppress(PackageNotFoundError):  # dcpbench is not installed
@@ -93,24 +93,26 @@ def _torch(description: dict[str, Any]) -> Line:
         needed = next((requirement for requirement in requirements if requirement.name == "torch"), None)
     seen = f"{version} on Python {platform.python_version()}"
     if needed and not needed.specifier.contains(Version(version), prereleases=True):
-        return Line("torch", "bad", f"{seen}; {needed} is needed", f"pip install '{needed}'")
-    return Line("torch", "ok", f"{seen} ({needed.specifier} is supported)" if needed else seen)
+        return MachineCheck("torch", "bad", f"{seen}; {needed} is needed", f"pip install '{needed}'")
+    return MachineCheck("torch", "ok", f"{seen} ({needed.specifier} is supported)" if needed else seen)
 
 
-def _gpus(description: dict[str, Any]) -> Line:
+def _gpus(description: dict[str, Any]) -> MachineCheck:
     count, known = description["gpu_count"], _gpus_of_the_driver()
     if not count:
         if not known:
-            return Line("gpus", "ok", "none: cells run on the CPU")
+            return MachineCheck("gpus", "ok", "none: cells run on the CPU")
         seen = f"the driver knows {len(known)}, torch {description['torch']} none"
         fix = "install a CUDA build of torch" if not description["cuda"] else "check CUDA_VISIBLE_DEVICES"
-        return Line("gpus", "warning", seen, fix)
+        return MachineCheck("gpus", "warning", seen, fix)
     names = ", ".join(dict.fromkeys(description.get("gpus", ())))
     versions = f"CUDA {description['cuda']}, NCCL {description.get('nccl')}"
     seen = f"{count} × {names}, {versions}"
     if count < RANKS and not nccl_can_share(description.get("nccl")):
-        return Line("gpus", "warning", seen, f"for all parallelisms, {how_to_get(description['cuda'])}")
-    return Line("gpus", "ok", seen)
+        return MachineCheck(
+            "gpus", "warning", seen, f"for all parallelisms, {how_to_get(description['cuda'])}"
+        )
+    return MachineCheck("gpus", "ok", seen)
 
 
 def _gpus_of_the_driver() -> list[str]:
@@ -122,29 +124,31 @@ def _gpus_of_the_driver() -> list[str]:
     return ended.stdout.splitlines()
 
 
-def _memory() -> Line:
+def _memory() -> MachineCheck:
     memory = psutil.virtual_memory()
     seen = f"{size_text(memory.available)} of {size_text(memory.total)} free"
     if memory.available < RANKS * _RANK_BYTES:
         needed = size_text(RANKS * _RANK_BYTES)
-        return Line("memory", "warning", seen, f"{RANKS} ranks need about {needed}; end other programs")
-    return Line("memory", "ok", seen)
+        return MachineCheck(
+            "memory", "warning", seen, f"{RANKS} ranks need about {needed}; end other programs"
+        )
+    return MachineCheck("memory", "ok", seen)
 
 
-def _shared_memory(place: Path = Path("/dev/shm")) -> Line:  # noqa: S108
+def _shared_memory(place: Path = Path("/dev/shm")) -> MachineCheck:  # noqa: S108
     fix = "mount it larger; in a container: docker run --ipc=host or --shm-size=8g"
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Line("shared memory", "bad", f"{place}: {error.strerror}", fix)
+        return MachineCheck("shared memory", "bad", f"{place}: {error.strerror}", fix)
     if not os.access(place, os.W_OK):
-        return Line("shared memory", "bad", f"{place} cannot be written to", f"chmod 1777 {place}")
+        return MachineCheck("shared memory", "bad", f"{place} cannot be written to", f"chmod 1777 {place}")
     if free < _LEAST_SHARED_BYTES:
-        return Line("shared memory", "warning", f"only {size_text(free)} free in {place}", fix)
-    return Line("shared memory", "ok", f"{size_text(free)} free in {place}")
+        return MachineCheck("shared memory", "warning", f"only {size_text(free)} free in {place}", fix)
+    return MachineCheck("shared memory", "ok", f"{size_text(free)} free in {place}")
 
 
-def _disk(folder: Path) -> Line:
+def _disk(folder: Path) -> MachineCheck:
     """Check the disk of a folder, or of the nearest folder above it that exists."""
     place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     elsewhere = "use another folder: hydra.sweep.dir= or storage.root="
@@ -152,19 +156,19 @@ def _disk(folder: Path) -> Line:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        return Line("disk", "bad", f"{place} cannot be written to: {error.strerror}", elsewhere)
+        return MachineCheck("disk", "bad", f"{place} cannot be written to: {error.strerror}", elsewhere)
     free, least = shutil.disk_usage(place).free, StorageConfig().keep_free_bytes
     seen = f"{size_text(free)} free in {place}"
     if free < least:
         stays = f"{size_text(least)} have to stay free (storage.keep_free_bytes)"
-        return Line("disk", "bad", f"{seen}, and {stays}", elsewhere)
-    return Line("disk", "ok", seen)
+        return MachineCheck("disk", "bad", f"{seen}, and {stays}", elsewhere)
+    return MachineCheck("disk", "ok", seen)
 
 
-def _compiler() -> Line:
+def _compiler() -> MachineCheck:
     """Check the compiler that torch.compile needs on a CPU; on GPUs Triton needs a C compiler too."""
     name, packages = cpp_compiler(), "apt-get install g++ python3-dev, or do not use compile=true"
     if not shutil.which(name):
         seen = f"no {name}: cells with compile=true are skipped on the CPU"
-        return Line("compiler", "warning", seen, packages)
-    return Line("compiler", "ok", str(shutil.which(name)))
+        return MachineCheck("compiler", "warning", seen, packages)
+    return MachineCheck("compiler", "ok", str(shutil.which(name)))

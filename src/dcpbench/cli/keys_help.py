@@ -34,7 +34,7 @@ _EXPERIMENT = "a sweep that is defined in a file; other overrides select some of
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyHelp:
     """A group of `conf/`, or a key with one value. `values` has the help of each value; it is empty where any
     value is allowed."""
 
@@ -56,7 +56,7 @@ def commands() -> dict[str, str]:
     return {**_COMMANDS, **added}
 
 
-def groups(config_dir: Path | None = None) -> dict[str, Key]:
+def groups(config_dir: Path | None = None) -> dict[str, KeyHelp]:
     """Return every group of `conf/`, with the values that plug-ins and the folder `own` add."""
     folders = [*conf_folders(), *filter(None, [config_dir])]
     defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
@@ -68,13 +68,13 @@ def groups(config_dir: Path | None = None) -> dict[str, Key]:
     }
     texts = {**_texts(), "experiment": _EXPERIMENT}
     return {
-        name: Key(name, texts[name], default, _values(name, folders))
+        name: KeyHelp(name, texts[name], default, _values(name, folders))
         for name, default in chosen.items()
         if name in texts
     }
 
 
-def keys() -> dict[str, Key]:
+def keys() -> dict[str, KeyHelp]:
     """Return every key with one value, those below a key too: `timeouts.cell_s`."""
     by_name = {key.name: key for key in _keys(schema_class(), _texts())}
     return {name: key for name, key in by_name.items() if name not in AXES or not AXES[name].group}
@@ -96,7 +96,7 @@ def _texts() -> dict[str, str]:
     return texts | {name: spec.help for name, spec in AXES.items()}
 
 
-def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]:
+def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[KeyHelp]:
     """Yield the keys of a class, and those of the classes inside it whose keys all have help."""
     hints = get_type_hints(kind)
     for config_field in fields(kind):
@@ -121,7 +121,7 @@ def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]
             values = (
                 ("true", "false") if hint is bool else [member.value for enum in enums for member in enum]
             )
-            yield Key(name, text, _shown(default), dict.fromkeys(values, ""))
+            yield KeyHelp(name, text, _shown(default), dict.fromkeys(values, ""))
 
 
 def _shown(value: Any) -> str:

@@ -96,7 +96,7 @@ def places(name: str, metavar: str) -> click.Argument:
     )
 
 
-class Tree(click.Group):
+class CommandTree(click.Group):
     """The commands; overrides without a command are a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -168,7 +168,7 @@ class Command(Once):
                 formatter.write("\n")
 
 
-class Run(Once):
+class SweepCommand(Once):
     """A command whose overrides Hydra reads. Its own options are those of a run, or those that `options_of`
     makes of them. Its own arguments come first."""
 

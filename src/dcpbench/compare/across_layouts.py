@@ -12,20 +12,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.compare.controls import all_different
-from dcpbench.compare.leaves import Recall, compare, differences, in_order, same_value, with_place
+from dcpbench.compare.controls import perturbed_leaves
+from dcpbench.compare.leaves import TensorReader, compare, differences, in_order, same_value, with_place
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, text_of
 from dcpbench.state.digest import Digest, add
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, digested, names_parameters
+from dcpbench.state.snapshot import (
+    DigestedLeaf,
+    EmptyShard,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    digested,
+    names_parameters,
+)
 
 _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
 
 
 def compare_across(
-    saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
+    saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None, read_saved: TensorReader | None = None
 ) -> list[Mismatch]:
     """Return the mismatches of content and of replicas; collective over `group`.
 
@@ -33,7 +41,7 @@ def compare_across(
         saved: live or retained parts, or the result of `digests`.
         actual: live parts.
         group: the ranks that have the parts.
-        recall: reads a tensor that differs from the checkpoint, to find out where it differs.
+        read_saved: reads a tensor that differs from the checkpoint, to find out where it differs.
     """
     (expected, wrong), (actual_digests, also) = digests(saved, group), digests(actual, group)
     also = {
@@ -49,7 +57,7 @@ def compare_across(
     for name, mismatch in dict(different).items():
         if mismatch.problem not in _BY_DIGEST:
             continue
-        here = with_place(name, drifted.get(name, mismatch), expected[name], actual.get(name), recall)
+        here = with_place(name, drifted.get(name, mismatch), expected[name], actual.get(name), read_saved)
         if here:
             of_replicas = name in drifted and here.problem is Problem.differs
             closer[name] = replace(here, problem=Problem.replicas) if of_replicas else here
@@ -69,14 +77,14 @@ def compare_state(
     saved: Leaves,
     actual: Leaves,
     group: dist.ProcessGroup | None,
-    recall: Recall | None = None,
+    read_saved: TensorReader | None = None,
     closely: bool = True,
     by_content: bool = False,
 ) -> list[Mismatch]:
     """Compare part by part, or by content, which is collective over `group`."""
     if by_content:
-        return compare_across(saved, actual, group, recall)
-    return compare(saved, actual, recall, closely)
+        return compare_across(saved, actual, group, read_saved)
+    return compare(saved, actual, read_saved, closely)
 
 
 def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, dict[Name, Mismatch]]:
@@ -86,7 +94,7 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, di
         the leaves, and mismatches of their parts by name: elements that no rank has, replicas with different
         bits, values on which the ranks disagree.
     """
-    digests_here = digested({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)})
+    digests_here = digested({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, EmptyShard)})
     for name, leaf in digests_here.items():
         if isinstance(leaf, DigestedLeaf):
             digests_here[name] = replace(leaf, blocks=(add(*leaf.blocks),))
@@ -107,7 +115,7 @@ def compare_ranks(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leav
     together, wrong = digests(leaves, group)
     broken = {name: leaves[name] for name in wrong if name in leaves}
     if group is None or dist.get_rank(group) == dist.get_world_size(group) - 1:
-        broken = all_different(broken)
+        broken = perturbed_leaves(broken)
     control = digests(broken, group)[1] if wrong else {}  # wrong on all ranks, or on none
     return together, Compared.of(wrong.values(), control.values(), map(text_of, wrong))
 
@@ -135,14 +143,14 @@ def compare_replicas(leaves: Mapping[Name, TensorLeaf], group: dist.ProcessGroup
             replicated[name] = leaf
             if here == having[-1]:
                 last[name] = leaf
-    contents, changed = _contents(replicated), _contents(all_different({**last}))
+    contents, changed = _contents(replicated), _contents(perturbed_leaves({**last}))
     copies = {
         name: _Copy(leaf.extent, leaf.kind, contents[name], changed.get(name))
         for name, leaf in replicated.items()
     }
     all_ranks = gathered(copies, group)
     mismatches: list[Mismatch] = []
-    fired: dict[str, bool] = {}
+    detected: dict[str, bool] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
         text, replicas = text_of(name), dict[Extent, list[tuple[int, _Copy]]]()
         for rank, theirs in enumerate(all_ranks):
@@ -154,8 +162,8 @@ def compare_replicas(leaves: Mapping[Name, TensorLeaf], group: dist.ProcessGroup
                 facts = {"one_rank": first, "other_rank": unlike[0]}
                 mismatches.append(Mismatch(text, Problem.replicas, copied.kind, facts=facts))
             changes = others[-1][1].changed not in (None, copied.content)
-            fired[text] = changes and fired.get(text, True)
-    return Compared(mismatches, dict.fromkeys(fired, True), fired)
+            detected[text] = changes and detected.get(text, True)
+    return Compared(mismatches, dict.fromkeys(detected, True), detected)
 
 
 def _contents(leaves: Mapping[Name, TensorLeaf]) -> dict[Name, Any]:

@@ -17,13 +17,13 @@ from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import Name, text_of
 from dcpbench.state.snapshot import (
     DigestedLeaf,
-    Idle,
+    EmptyShard,
     Leaves,
     TensorLeaf,
-    is_gone_into,
+    is_container,
+    leaf_slots,
     local_part,
     persistent_tensors,
-    slots,
 )
 from dcpbench.torch_private import SCALE_FUNCTION
 
@@ -56,7 +56,7 @@ def _change_values(state: Any) -> Iterator[torch.Tensor]:
     """Change every value in the state of an optimizer, and yield the tensors unchanged. No step is taken with
     these values, so that a flag or None can become a number."""
     for owner, entries in [*state.items()]:
-        for holder, name, _ in [*slots(entries)] if is_gone_into(entries) else [(state, owner, ())]:
+        for holder, name, _ in [*leaf_slots(entries)] if is_container(entries) else [(state, owner, ())]:
             if isinstance(state_value := holder[name], torch.Tensor):
                 yield state_value
             else:
@@ -212,10 +212,10 @@ def _other_array(array: Any, name: Any) -> Any:
     return content.view(array.dtype).reshape(array.shape)
 
 
-def made_different(leaf: Any, name: Any = None, elements: slice = slice(-1, None)) -> Any:
+def perturbed_leaf(leaf: Any, name: Any = None, elements: slice = slice(-1, None)) -> Any:
     """Return a different leaf, for a control without an unrestored state; a tensor differs in one bit of each
     of these elements, by default of the last."""
-    if isinstance(leaf, Idle):
+    if isinstance(leaf, EmptyShard):
         return leaf
     if isinstance(leaf, TensorLeaf):
         local = leaf.local.clone(memory_format=torch.contiguous_format)
@@ -234,17 +234,19 @@ def _another(value: Any, name: Any) -> Any:
     return [value] if same_value(changed, value) else changed
 
 
-def all_different(leaves: Leaves) -> Leaves:
+def perturbed_leaves(leaves: Leaves) -> Leaves:
     """Return a copy in which every leaf is different."""
-    return {name: made_different(leaf, text_of(name)) for name, leaf in leaves.items()}
+    return {name: perturbed_leaf(leaf, text_of(name)) for name, leaf in leaves.items()}
 
 
-def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[Name]) -> Leaves:
+def perturbed_where(expected: Leaves, state: Leaves, unchanged: Iterable[Name]) -> Leaves:
     """Return a state for a negative control: an unrestored one with changed copies of what is `unchanged` in
     it. A value is changed from the expected one, which it then cannot be; a tensor from this rank's part."""
     due = [name for name in unchanged if name in expected and name in state]
-    tensors = {name: state[name] for name in due if isinstance(state[name], TensorLeaf | DigestedLeaf | Idle)}
-    return state | all_different({name: expected[name] for name in due} | tensors)
+    tensors = {
+        name: state[name] for name in due if isinstance(state[name], TensorLeaf | DigestedLeaf | EmptyShard)
+    }
+    return state | perturbed_leaves({name: expected[name] for name in due} | tensors)
 
 
 def compare_controlled(
@@ -260,10 +262,10 @@ def compare_controlled(
     how = how or compare
     due = {name: leaf for name, leaf in expected.items() if text_of(name) not in proven}
     if control is None:
-        control = all_different({name: leaf for name, leaf in actual.items() if name in due})
+        control = perturbed_leaves({name: leaf for name, leaf in actual.items() if name in due})
     reported = {*proven, *(mismatch.name for mismatch in how(due, control, closely=False))}
-    fired = {name: name in reported for name in controllable(expected)}
-    return Compared(how(expected, actual), compared_names(expected), fired)
+    detected = {name: name in reported for name in controllable(expected)}
+    return Compared(how(expected, actual), compared_names(expected), detected)
 
 
 def compared_names(saved: Leaves) -> dict[str, bool]:
@@ -274,7 +276,7 @@ def compared_names(saved: Leaves) -> dict[str, bool]:
         if type(leaf) is TensorLeaf or type(leaf) is DigestedLeaf:
             if 0 not in leaf.extent.shape:
                 names[text_of(name)] = leaf.extent.numel > 0
-        elif type(leaf) is not Idle:
+        elif type(leaf) is not EmptyShard:
             names[text_of(name)] = True
     return names
 

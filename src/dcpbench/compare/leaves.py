@@ -23,12 +23,12 @@ from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import (
     SCALARS,
     DigestedLeaf,
-    Idle,
+    EmptyShard,
     Leaf,
     Leaves,
     TensorLeaf,
     block_digests,
-    digest_of,
+    content_digest,
     is_composite,
     kind_of,
     names_parameters,
@@ -38,34 +38,34 @@ SMALL_BYTES = 2**14
 """Tensors of at most this size are compared together."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Recall = Callable[[Name], torch.Tensor | None]
+TensorReader = Callable[[Name], torch.Tensor | None]
 """Reads a full tensor from a checkpoint by the name of its leaf, to the CPU; None if there is none."""
 
 
 class Absence(Enum):
     """The leaf of a name that must be absent; a copy of it in another process is the same object."""
 
-    ABSENT = "absent"
+    ABSENT_LEAF = "absent"
 
 
-ABSENT = Absence.ABSENT
+ABSENT_LEAF = Absence.ABSENT_LEAF
 
 
 def compare(
-    saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
+    saved: Leaves, restored: Leaves, read_saved: TensorReader | None = None, closely: bool = True
 ) -> list[Mismatch]:
     """Return a mismatch for each name that differs, in the order of `saved`, then for each name that only
     `restored` has.
 
     Args:
-        recall: reads from the checkpoint the value of a tensor of which only a digest was kept.
+        read_saved: reads from the checkpoint the value of a tensor of which only a digest was kept.
         closely: False for a control, which needs only the names.
     """
-    return [*differences(saved, restored, recall, closely).values()]
+    return [*differences(saved, restored, read_saved, closely).values()]
 
 
 def differences(
-    saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
+    saved: Leaves, restored: Leaves, read_saved: TensorReader | None = None, closely: bool = True
 ) -> dict[Name, Mismatch]:
     """Return the same by name."""
     mismatches: dict[Name, Mismatch] = {}
@@ -79,12 +79,12 @@ def differences(
                 continue  # zeros can differ in their sign
             if name in same and not closely:
                 mismatches[name] = Mismatch(text_of(name), Problem.differs, leaf.kind)
-            elif mismatch := _compare_leaves(name, leaf, actual, recall, closely):
+            elif mismatch := _compare_leaves(name, leaf, actual, read_saved, closely):
                 mismatches[name] = mismatch
-        elif not isinstance(leaf, Idle):
+        elif not isinstance(leaf, EmptyShard):
             mismatches[name] = Mismatch(text_of(name), Problem.missing, kind_of(name, leaf))
     for name, leaf in restored.items():
-        if name not in saved and not isinstance(leaf, Idle):
+        if name not in saved and not isinstance(leaf, EmptyShard):
             mismatches[name] = Mismatch(text_of(name), Problem.unexpected, kind_of(name, leaf))
     return mismatches
 
@@ -146,17 +146,17 @@ def same_leaves(expected: Leaves, actual: Leaves) -> set[Name]:
     return {
         name
         for name, leaf in expected.items()
-        if same.get(name) or (name not in same and same_leaf(name, leaf, actual.get(name, ABSENT)))
+        if same.get(name) or (name not in same and same_leaf(name, leaf, actual.get(name, ABSENT_LEAF)))
     }
 
 
 def same_leaf(name: Name, expected: Leaf, actual: Leaf) -> bool:
     """Return whether a leaf equals the expected one, as `same_leaves` does."""
-    if expected is ABSENT or actual is ABSENT:
+    if expected is ABSENT_LEAF or actual is ABSENT_LEAF:
         return expected is actual
     if isinstance(expected, DigestedLeaf):
         same_dtype = expected.dtype == getattr(actual, "dtype", None)
-        return same_dtype and digest_of(expected) == digest_of(actual)
+        return same_dtype and content_digest(expected) == content_digest(actual)
     return _compare_leaves(name, expected, actual, None, closely=False) is None
 
 
@@ -185,7 +185,7 @@ class Comparison:
     def names_equal_to(self, expected: Mapping[Any, Any]) -> set[Any]:
         """Return the names of mismatches under which there is what another expectation says."""
         names = self.wrong & expected.keys()
-        return {name for name in names if self.how(name, expected[name], self.actual.get(name, ABSENT))}
+        return {name for name in names if self.how(name, expected[name], self.actual.get(name, ABSENT_LEAF))}
 
     def named(self, by: str, names: Iterable[Any]) -> "Comparison":
         """Return the comparison with a defect as the cause of the mismatches of some names."""
@@ -265,14 +265,14 @@ def _inner_tensors(tensor: Any) -> Any:
 
 
 def _compare_leaves(
-    name: Name, expected: Leaf, actual: Leaf, recall: Recall | None, closely: bool
+    name: Name, expected: Leaf, actual: Leaf, read_saved: TensorReader | None, closely: bool
 ) -> Mismatch | None:
     if type(expected) in SCALARS and same_value(expected, actual):
         return None
-    if isinstance(expected, Idle) and isinstance(actual, Idle):
+    if isinstance(expected, EmptyShard) and isinstance(actual, EmptyShard):
         expected, actual = expected.leaf, actual.leaf
     if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf | DigestedLeaf):
-        return _compare_tensors(name, expected, actual, recall, closely)
+        return _compare_tensors(name, expected, actual, read_saved, closely)
     if same_value(expected, actual):
         return None
     if names_parameters(name, expected) and same_value(in_order(expected), in_order(actual)):
@@ -290,7 +290,11 @@ def in_order(names: Any) -> Any:
 
 
 def _compare_tensors(
-    name: Name, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None, closely: bool
+    name: Name,
+    expected: TensorLeaf | DigestedLeaf,
+    actual: Leaf,
+    read_saved: TensorReader | None,
+    closely: bool,
 ) -> Mismatch | None:
     layouts = (
         (Problem.placements, expected.placements, actual.placements),
@@ -299,7 +303,7 @@ def _compare_tensors(
     if wrong := unlike_tensors(name, expected, actual, layouts):
         return wrong
     if isinstance(expected, DigestedLeaf):
-        return _compare_digests(name, expected, actual, recall)
+        return _compare_digests(name, expected, actual, read_saved)
     if expected.local.shape != actual.local.shape:
         shapes = {"expected": tuple(expected.local.shape), "actual": tuple(actual.local.shape)}
         return Mismatch(text_of(name), Problem.local_shape, expected.kind, facts=shapes)
@@ -358,17 +362,17 @@ def compare_elements(
     size, other_size = (distances(tensor, torch.zeros_like(tensor)) for tensor in (expected, actual))
     if bool((other_size.isnan() & ~size.isnan()).any()):
         return Mismatch(text_of(name), Problem.nan, kind, distance, facts)
-    facts["share"] = share_of(distance, float(size.max().item()))
+    facts["share"] = relative_distance(distance, float(size.max().item()))
     return Mismatch(text_of(name), Problem.differs, kind, distance, facts)
 
 
-def share_of(distance: float, magnitude: float) -> float:
+def relative_distance(distance: float, magnitude: float) -> float:
     """Return a distance as a fraction of a magnitude."""
     return distance / magnitude if magnitude else math.inf
 
 
 def _compare_digests(
-    name: Name, expected: DigestedLeaf, actual: Leaf, recall: Recall | None
+    name: Name, expected: DigestedLeaf, actual: Leaf, read_saved: TensorReader | None
 ) -> Mismatch | None:
     blocks = actual.blocks if isinstance(actual, DigestedLeaf) else block_digests([actual])[0]
     if isinstance(actual, TensorLeaf) and len(expected.blocks) == 1:  # also of several: see `digests`
@@ -382,16 +386,20 @@ def _compare_digests(
         return mismatch
     first, last = expected.block_ends(differing[0])
     facts = {"differing": len(differing), "blocks": len(blocks), "first": first, "last": last}
-    return with_place(name, replace(mismatch, facts=facts), expected, actual, recall)
+    return with_place(name, replace(mismatch, facts=facts), expected, actual, read_saved)
 
 
 def with_place(
-    name: Name, mismatch: Mismatch, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
+    name: Name,
+    mismatch: Mismatch,
+    expected: DigestedLeaf,
+    actual: Leaf | None,
+    read_saved: TensorReader | None,
 ) -> Mismatch | None:
     """Replace a mismatch of digests by one of elements, if the checkpoint still has the expected content;
     None if this rank's part does not differ from it. If the checkpoint has other content, return the mismatch
     of digests, with `by` if this rank's part equals the checkpoint's."""
-    stored = recall(name) if recall else None
+    stored = read_saved(name) if read_saved else None
     if stored is None:
         return mismatch
     by = None
@@ -401,7 +409,7 @@ def with_place(
             stored_part = actual.extent.take(stored).to(actual.local.device)
             here = compare_elements(name, expected.kind, actual.extent, stored_part, actual.local)
         saved = TensorLeaf(expected.extent.take(stored), expected.extent, None)
-        if digest_of(saved) == add(*expected.blocks):
+        if content_digest(saved) == add(*expected.blocks):
             return here
         by = None if here else AS_STORED
     return replace(mismatch, facts={**mismatch.facts, "checkpoint_differs": True}, by=by)

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from dcpbench.compare.controls import all_different
+from dcpbench.compare.controls import perturbed_leaves
 from dcpbench.compare.leaves import SMALL_BYTES, Comparison, compare
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name
 from dcpbench.formats.audit import reach
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import BLOCK, DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, snapshot_nested
+from dcpbench.state.snapshot import BLOCK, DigestedLeaf, EmptyShard, Leaf, Leaves, TensorLeaf, snapshot_nested
 from dcpbench.torch_private import STORAGE_DTYPE
 
 _LONGEST_ERROR = 200
@@ -65,12 +65,12 @@ def compare_stored(leaves: Mapping[str, Leaf], stored: Stored, device: torch.dev
     for key, leaf in saved.items():
         is_small = leaf.extent.numel * leaf.dtype.itemsize <= SMALL_BYTES
         groups.setdefault("" if is_small else key, []).append(key)
-    mismatches, fired = list[Mismatch](), dict[str, bool]()
+    mismatches, detected = list[Mismatch](), dict[str, bool]()
     for keys in groups.values():
         wrong, reported = _compare({key: saved[key] for key in keys}, stored, device)
         mismatches += wrong
-        fired |= reported
-    compared = Compared(mismatches, dict.fromkeys(fired, True), fired)
+        detected |= reported
+    compared = Compared(mismatches, dict.fromkeys(detected, True), detected)
     return Comparison(leaves, stored, compared, partial(_is_stored, device=device))
 
 
@@ -113,7 +113,7 @@ def _rows_of(extent: Extent) -> Extent:
 def _compare(
     saved: Mapping[str, TensorLeaf | DigestedLeaf], stored: Stored, device: torch.device
 ) -> tuple[list[Mismatch], dict[str, bool]]:
-    """Compare parts with what is stored; also whether the control of each fired."""
+    """Compare parts with what is stored; also whether the control of each detected."""
     wrong, read = dict[str, Mismatch](), Leaves()
     for key, leaf in saved.items():
         try:
@@ -128,7 +128,7 @@ def _compare(
             read[key,] = TensorLeaf(stored_part.to(to), leaf.extent, leaf.placements, leaf.kind)
     expected: Leaves = {(key,): leaf for key, leaf in saved.items()}
     wrong |= {mismatch.name: mismatch for mismatch in compare(expected, read)}
-    reported = {mismatch.name for mismatch in compare(all_different(expected), read, closely=False)}
+    reported = {mismatch.name for mismatch in compare(perturbed_leaves(expected), read, closely=False)}
     return [wrong[key] for key in saved if key in wrong], {key: key in reported for key in saved}
 
 
@@ -173,7 +173,7 @@ def leaves_like(expected: Leaves, keys: Mapping[Name, str], values: Mapping[str,
     `keys` are the flattened keys by name."""
     restored: Leaves = {}
     for name, leaf in expected.items():
-        if keys[name] in values and not isinstance(leaf, Idle):
+        if keys[name] in values and not isinstance(leaf, EmptyShard):
             stored_value = values[keys[name]]
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
             restored |= snapshot_nested(

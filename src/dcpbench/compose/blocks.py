@@ -76,13 +76,13 @@ def words_of_cells(
         for name, block in _present(sweeper.matrix).items()
     }
     if blocks:
-        cells = jobs(blocks, of_cells, combined)
+        cells = words_of_blocks(blocks, of_cells, combined)
     else:
-        cells = [CellWords([*row]) for row in combined(listed(of_cells), None)]
+        cells = [CellWords([*row]) for row in combined(override_lists(of_cells), None)]
     return repeated(cells, base.repeats, for_all=_REPEATS in about_all)
 
 
-def jobs(
+def words_of_blocks(
     blocks: Mapping[str, Sequence[Override]], given: Sequence[Override], combined: Combined
 ) -> list[CellWords]:
     """Return the jobs of all blocks, each once, in the order of the blocks.
@@ -112,7 +112,7 @@ def jobs(
     return [union[exact]] if exact in union else list(union.values())
 
 
-def listed(overrides: Sequence[Override]) -> list[list[str]]:
+def override_lists(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of each key; of a key that comes twice the last one counts.
 
     Raises:

@@ -21,7 +21,7 @@ from dcpbench.config.groups import Only
 from dcpbench.config.text import listed
 from dcpbench.executors.machine import Machine
 
-Row = tuple[str, ...]
+Combination = tuple[str, ...]
 """A job: one value of each list."""
 Pair = tuple[str, str]
 
@@ -31,11 +31,11 @@ _BETTER = 4
 """How many values are tried in the place of one."""
 
 
-class Covering(NamedTuple):
+class PairCover(NamedTuple):
     """Jobs, the pairs for which none was found that can run, and the values for which none was found: each of
     these has a job, whose row says why it cannot run."""
 
-    rows: list[Row]
+    rows: list[Combination]
     left_out: list[Pair]
     never: list[str]
 
@@ -46,7 +46,7 @@ class Search:
     def __init__(
         self,
         lists: Sequence[Sequence[str]],
-        runs: Callable[[Row], bool],
+        runs: Callable[[Combination], bool],
         excludes: Callable[[str, str], bool],
     ) -> None:
         """Take the values of each axis, all different. The first value of an axis should run with most values
@@ -58,10 +58,10 @@ class Search:
         self._left_out = [pair for pair in pairs if excludes(*pair)]
         self._excluded = frozenset(self._left_out)
         self._open = dict.fromkeys(pair for pair in pairs if pair not in self._excluded)
-        self._rows: list[Row] = []
+        self._rows: list[Combination] = []
         self._random = random.Random(0)
 
-    def found(self) -> Covering:
+    def found(self) -> PairCover:
         """Return the jobs, the same each time."""
         while self._open:
             pair = next(iter(self._open))
@@ -80,9 +80,9 @@ class Search:
         never = [word for values in self._lists for word in values if word not in met]
         rows = [self._filled((word,), lambda values: values[0]) for word in never]
         left_out = [pair for pair in self._left_out if not {*never}.intersection(pair)]
-        return Covering(self._rows + rows, left_out, never)
+        return PairCover(self._rows + rows, left_out, never)
 
-    def _greedy(self, pair: Pair) -> Row:
+    def _greedy(self, pair: Pair) -> Combination:
         """Return a job with this pair; each other value makes most open pairs with the values before it."""
         chosen = {self._axis[word]: word for word in pair}
         longest_first = sorted(range(len(self._lists)), key=lambda axis: -len(self._lists[axis]))
@@ -91,7 +91,7 @@ class Search:
                 chosen[axis] = max(self._lists[axis], key=lambda value: self._gain(value, chosen.values()))
         return tuple(chosen[axis] for axis in range(len(self._lists)))
 
-    def _improved(self, row: Row, pair: Pair) -> Row:
+    def _improved(self, row: Combination, pair: Pair) -> Combination:
         """Replace values of a job by those that make more open pairs, while it runs."""
         for axis, values in enumerate(self._lists):
             others = [*row[:axis], *row[axis + 1 :]]
@@ -118,7 +118,7 @@ class Search:
         for second in others:
             yield (value, second) if self._axis[value] < self._axis[second] else (second, value)
 
-    def _with(self, pair: Pair) -> Iterator[Row]:
+    def _with(self, pair: Pair) -> Iterator[Combination]:
         """Yield jobs with this pair, the likeliest to run first: with the first values of all other axes,
         then with those of jobs that run and have one of the two, then with any."""
         yield self._filled(pair, lambda values: values[0])
@@ -128,7 +128,7 @@ class Search:
         for _ in range(_DRAWN):
             yield self._filled(pair, self._random.choice)
 
-    def _filled(self, given: Row, choose: Callable[[Sequence[str]], str]) -> Row:
+    def _filled(self, given: Combination, choose: Callable[[Sequence[str]], str]) -> Combination:
         """Complete a job with values that those before them do not exclude, where possible."""
         chosen = {self._axis[word]: word for word in given}
         for axis, values in enumerate(self._lists):
@@ -143,7 +143,7 @@ def covering(
     machine: Machine,
     hosts_of: Callable[[int, str], int],
     lists: Sequence[Sequence[str]],
-) -> Covering:
+) -> PairCover:
     """Return jobs with every two values of these lists that can run together on this machine.
 
     Raises:
@@ -175,7 +175,7 @@ def covering(
     return Search(lists, runs, lambda *pair: refuses(*pair) or refuses(*reversed(pair))).found()
 
 
-def sentence(lists: Sequence[Sequence[str]], cover: Covering) -> str:
+def sentence(lists: Sequence[Sequence[str]], cover: PairCover) -> str:
     """Describe how many of the cells run, and which pairs are left out."""
     text = (
         f"matrix=pairwise: {len(cover.rows)} of {math.prod(map(len, lists))} cells have every pair of values"

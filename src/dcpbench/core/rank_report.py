@@ -16,18 +16,18 @@ class Compared:
 
     >>> from dcpbench.core.mismatch import Problem
     >>> wrong_on_purpose = [Mismatch("net1.weight", Problem.differs)]
-    >>> Compared.of(found=[], control=wrong_on_purpose, names=["net1.weight"]).fired
+    >>> Compared.of(found=[], control=wrong_on_purpose, names=["net1.weight"]).detected
     {'net1.weight': True}
 
     Args:
         found: every mismatch.
         names: the names that were compared; False if only other ranks have a part of it.
-        fired: for each name that this rank has a part of, True if the control reported it as different.
+        detected: for each name that this rank has a part of, True if the control reported it as different.
     """
 
     found: Sequence[Mismatch]
     names: Mapping[str, bool]
-    fired: Mapping[str, bool]
+    detected: Mapping[str, bool]
 
     @classmethod
     def of(
@@ -45,7 +45,7 @@ class Compared:
     def __add__(self, other: "Compared") -> "Compared":
         """Merge two results of one check."""
         found = [*self.found, *other.found]
-        return Compared(found, {**self.names, **other.names}, {**self.fired, **other.fired})
+        return Compared(found, {**self.names, **other.names}, {**self.detected, **other.detected})
 
 
 NOTHING = Compared((), {}, {})
@@ -86,7 +86,7 @@ class CheckReport:
         self.compared.setdefault(where, {}).update(compared.names)
         control = self.control.setdefault(where, {})
         missed = [name for name, did in control.items() if not did]
-        control.update(compared.fired)
+        control.update(compared.detected)
         control.update(dict.fromkeys(missed, False))
 
     def add(self, mismatches: Iterable[Mismatch]) -> None:
@@ -143,7 +143,7 @@ class RankReport:
         notes: what was not compared and why, and other facts that fail no check.
         not_compiled: in a compiled cell, why some or all of it ran as eager code.
         imports: what its process has imported, which later ranks need not import again.
-        trains: which save or load the run that is built or trains comes before or after.
+        during: which save or load the run that is built or trains comes before or after.
         raised_by: the known defect of torch that made a load raise, if one did.
         interpreter: the Python that it ran under, if it is not the driver's.
         replaced: names of values that JSON cannot contain and that were replaced by text or null.
@@ -159,7 +159,7 @@ class RankReport:
     training_from: str | None = None
     notes: list[Note] = field(default_factory=list)
     imports: Imports = field(default_factory=Imports)
-    trains: Place | None = None
+    during: Place | None = None
     raised_by: str | None = None
     host: str | None = None
     local_rank: int | None = None
@@ -178,7 +178,7 @@ class RankReport:
 
     def plain(self) -> dict[str, Any]:
         """Return it as a dict for the row's details, without the fields that are stored elsewhere."""
-        elsewhere = ("checks", "measurements", "skip", "replaced", "trains", "raised_by", "imports")
+        elsewhere = ("checks", "measurements", "skip", "replaced", "during", "raised_by", "imports")
         kept = {
             name: value for name, value in vars(self).items() if name not in (*elsewhere, "training_from")
         }

@@ -23,7 +23,7 @@ from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.machine import Machine
-from dcpbench.rank.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldSpec
 
 OnPhase = Callable[[int, str, str], None]
 """Called with a rank, the phase that it begins, and a sentence for the user or an empty text."""
@@ -38,14 +38,14 @@ class Executor(Protocol):
 
     interrupted: bool
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
+    def run(self, kind: WorldSpec, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage on ranks of this kind and wait for its end. Start the ranks if there are none.
 
         Raises:
             HostsLostError: the remaining hosts cannot run these ranks, or must not.
         """
 
-    def keep_only(self, kinds: set[WorldKind]) -> None:
+    def keep_only(self, kinds: set[WorldSpec]) -> None:
         """Let ranks of other kinds exit, because they only use memory or must be replaced."""
 
     def interrupt(self) -> None:

@@ -14,9 +14,9 @@ from dcpbench.executors import cleanup, machine
 from dcpbench.executors.agent import Agent, own_agent
 from dcpbench.executors.base import Engine, Executor, OnPhase
 from dcpbench.executors.machine import Machine
-from dcpbench.executors.rank_group import Part, RankGroup, store_file
+from dcpbench.executors.rank_group import RankGroup, RanksOfHost, store_file
 from dcpbench.executors.shared_gpus import ranks_per_gpu
-from dcpbench.rank.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldSpec
 
 
 class LocalEngine(Engine):
@@ -58,7 +58,7 @@ class LocalEngine(Engine):
         cleanup.end_orphans()
 
 
-def devices_of(kind: WorldKind, ranks: Sequence[int], gpus: Sequence[int]) -> dict[int, str]:
+def devices_of(kind: WorldSpec, ranks: Sequence[int], gpus: Sequence[int]) -> dict[int, str]:
     """Return the device of each rank of a host. Neighbors share a GPU if there are more ranks than `gpus`."""
     if kind.device != "cuda":
         return dict.fromkeys(ranks, kind.device)
@@ -77,10 +77,10 @@ class LocalExecutor(Executor):
     agents: dict[str | None, Agent]
     gpus: tuple[int, ...] = ()
     modules: Sequence[str] = ()
-    _groups: dict[WorldKind, RankGroup] = field(default_factory=dict)
+    _groups: dict[WorldSpec, RankGroup] = field(default_factory=dict)
     interrupted: bool = False
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
+    def run(self, kind: WorldSpec, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage and wait for its end, or until it exceeds a time limit.
 
         Start ranks of the kind if there are none, or if one has died since the last stage. End all of them
@@ -104,12 +104,12 @@ class LocalExecutor(Executor):
         end = self._groups[kind].run(spec, timeouts, on_phase)
         return end if end.is_clean else replace(end, left=tuple(self._kill(kind)))
 
-    def _start(self, kind: WorldKind) -> None:
-        part = Part(platform.node(), devices_of(kind, range(kind.world_size), self.gpus))
+    def _start(self, kind: WorldSpec) -> None:
+        part = RanksOfHost(platform.node(), devices_of(kind, range(kind.world_size), self.gpus))
         with store_file() as store:
             self._groups[kind] = RankGroup(self._agent(kind), kind, part, store)
 
-    def keep_only(self, kinds: set[WorldKind]) -> None:
+    def keep_only(self, kinds: set[WorldSpec]) -> None:
         for kind in self._groups.keys() - kinds:
             self._groups[kind].leave()
             self._kill(kind)
@@ -117,7 +117,7 @@ class LocalExecutor(Executor):
             with suppress(OSError):
                 agent.start()
 
-    def _agent(self, kind: WorldKind) -> Agent:
+    def _agent(self, kind: WorldSpec) -> Agent:
         """Return the agent of the interpreter that runs ranks of this kind."""
         if kind.python not in self.agents:
             from dcpbench.executors.interpreters import interpreter
@@ -135,5 +135,5 @@ class LocalExecutor(Executor):
         for kind in list(self._groups):
             self._kill(kind)
 
-    def _kill(self, kind: WorldKind) -> list[str]:
+    def _kill(self, kind: WorldSpec) -> list[str]:
         return self._groups.pop(kind).kill()

@@ -25,7 +25,7 @@ from dcpbench.rank.messages import (
     PhaseBegun,
     RankSpec,
     StoreAddress,
-    WorldKind,
+    WorldSpec,
     torchrun_variables,
 )
 
@@ -44,7 +44,7 @@ _RANK = "dcpbench.rank.main"
 
 
 @dataclass(frozen=True)
-class Part:
+class RanksOfHost:
     """The ranks of a group on one host: the device of each by its number, in the order of local ranks."""
 
     host: str
@@ -87,7 +87,9 @@ class Conclusion:
 class RankGroup:
     """Ranks of one kind. They can run further stages until one ends without every rank's report."""
 
-    def __init__(self, agent: Agent, kind: WorldKind, part: Part, store: Descriptor | StoreAddress) -> None:
+    def __init__(
+        self, agent: Agent, kind: WorldSpec, part: RanksOfHost, store: Descriptor | StoreAddress
+    ) -> None:
         """Fork the ranks of this host. They rendezvous through `store` when they get their first stage.
 
         Raises:

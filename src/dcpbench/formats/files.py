@@ -91,7 +91,7 @@ def compare_files(then: FileDigests, now: FileDigests) -> Compared:
     def reported(then: FileDigests, now: FileDigests) -> set[str]:
         return {mismatch.name for mismatch in _differing(then, now)}
 
-    paths, fired = [*then], dict.fromkeys(then, False)
+    paths, detected = [*then], dict.fromkeys(then, False)
     for some in ({*paths[::2]}, {*paths[1::2]}):  # of the others none may be reported
         names = reported(
             then,
@@ -100,11 +100,11 @@ def compare_files(then: FileDigests, now: FileDigests) -> Compared:
                 for path, file_digest in then.items()
             },
         )
-        fired |= dict.fromkeys(names & some, names <= some)
+        detected |= dict.fromkeys(names & some, names <= some)
     more = {**then, "another file": "0 bytes"}
-    fired["a file that went"] = reported(more, then) == {"another file"}
-    fired["a file that came"] = reported(then, more) == {"another file"}
-    return Compared(_differing(then, now), dict.fromkeys(fired, True), fired)
+    detected["a file that went"] = reported(more, then) == {"another file"}
+    detected["a file that came"] = reported(then, more) == {"another file"}
+    return Compared(_differing(then, now), dict.fromkeys(detected, True), detected)
 
 
 def no_files(name: str, files: FileDigests) -> Compared:

@@ -28,7 +28,7 @@ from dcpbench.verdict.known_failures import KnownFailure
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def listed() -> list[KnownFailure]:
+def default_list() -> list[KnownFailure]:
     """Return the entries of `conf/known_failures.yaml`, then those of plug-ins.
 
     Raises:
@@ -134,7 +134,9 @@ def check_entry(failure: KnownFailure) -> None:
         re.compile(pattern)
     if failure.status not in ("xfail", "skip"):
         raise ConfigError(f"status {failure.status!r}; must be xfail or skip")
-    for mismatch in (mismatch_pattern for listed in failure.checks.values() for mismatch_pattern in listed):
+    for mismatch in (
+        mismatch_pattern for default_list in failure.checks.values() for mismatch_pattern in default_list
+    ):
         re.compile(mismatch.name)
         for unknown in set(mismatch.problems) - set(Problem):
             raise ConfigError(f"no problem {unknown!r} ({', '.join(Problem)})")

@@ -28,8 +28,8 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.machine import Machine
 from dcpbench.plan import known_failures
-from dcpbench.rank.messages import Backend, WorldKind
-from dcpbench.records.row import Run
+from dcpbench.rank.messages import Backend, WorldSpec
+from dcpbench.records.row import RunKey
 from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownFailure
 from dcpbench.verdict.verdict import Verdict
@@ -39,29 +39,29 @@ _REPEAT = "repeat="
 
 @dataclass(frozen=True)
 class PlannedCell(SweepCell):
-    """A cell with its device and world size decided, what was `asked`, the reason to `skip` it, if any, and
-    its known failures.
+    """A cell with its device and world size decided, what was `requested`, the reason to `skip` it, if any,
+    and its known failures.
 
     Args:
         columns: those of its row that are known before it runs.
-        kinds: the ranks of each of its stages.
+        world_specs: the ranks of each of its stages.
         ranks_per_gpu: the largest number of ranks on one GPU; None on the CPU.
         code: the source of each package that its ranks run.
         retry_as: the `repeat` of its retry, after those of all planned runs of the cell.
     """
 
-    asked: Config
+    requested: Config
     key: CellKey
     skip: str | None
     known_failures: tuple[KnownFailure, ...]
     columns: Mapping[str, Any]
-    kinds: tuple[WorldKind, ...]
+    world_specs: tuple[WorldSpec, ...]
     ranks_per_gpu: int | None = None
     code: Mapping[str, Source] = field(default_factory=dict)
     retry_as: int = 1
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunKey:
         """The run of a cell that it is, which no other cell of the sweep is."""
         return self.key.digest, self.config.repeat
 
@@ -83,14 +83,14 @@ class PlannedCell(SweepCell):
     @property
     def world_size(self) -> int:
         """The number of ranks of its largest stage."""
-        return max(kind.world_size for kind in self.kinds)
+        return max(kind.world_size for kind in self.world_specs)
 
     @property
     def expected(self) -> Expected:
         """The expectations that the verdict needs."""
         ends = ((at, stages[-1]) for at, stages in enumerate(self.config.processes))
         return Expected(
-            worlds=[kind.world_size for kind in self.kinds],
+            worlds=[kind.world_size for kind in self.world_specs],
             dies={at: stage.target for at, stage in ends if stage.ends is Ending.crash},
             known_failures=self.known_failures,
         )
@@ -123,7 +123,7 @@ class PlannedCell(SweepCell):
             name=name,
             overrides=overrides,
             folder=self.folder.with_name(name),
-            asked=replace(self.asked, repeat=self.retry_as),
+            requested=replace(self.requested, repeat=self.retry_as),
             config=replace(self.config, repeat=self.retry_as),
             columns={**self.columns, **columns, "retry_of": self.config.repeat},
         )
@@ -188,9 +188,9 @@ def _planned(
     config = _with_restart(resolved, bool(packages))
     skip = limits.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
     own_list = config.known_failures
-    known = known_failures.read(Path(own_list)) if own_list else known_failures.listed()
+    known = known_failures.read(Path(own_list)) if own_list else known_failures.default_list()
     loads = limits.loading_versions(config)
-    key, kinds = identity_of(config), kinds_of(config, machine)
+    key, world_specs = identity_of(config), world_specs_of(config, machine)
     columns = _columns(cell, config, key) | {
         "dcpbench_commit": code.dcpbench.commit,
         "target_commit": code.commits(_own_targets(config)),
@@ -205,47 +205,47 @@ def _planned(
     expected = tuple(failure for failure in known if failure.covers(about))
     columns["expected_digest"] = expected_digest(config, expected)
     on_gpus = config.device is Device.cuda and machine.gpus
-    most = max(kind.world_size for kind in kinds)
+    most = max(kind.world_size for kind in world_specs)
     ranks_per_gpu = shared_gpus.ranks_per_gpu(most, machine.gpus) if on_gpus else None
     if not skip and config.scenario.process_group:
         backend = limits.backend_of(config, machine)
         columns |= {"ranks_per_gpu": ranks_per_gpu, "backend": backend.value}
     return PlannedCell(
         **{**vars(cell), "config": config},
-        asked=cell.config,
+        requested=cell.config,
         key=key,
         skip=skip,
         known_failures=expected,
         columns=columns,
-        kinds=kinds,
+        world_specs=world_specs,
         ranks_per_gpu=ranks_per_gpu,
         code=code.sources(packages),
     )
 
 
-def kinds_of(config: Config, machine: Machine) -> tuple[WorldKind, ...]:
+def world_specs_of(config: Config, machine: Machine) -> tuple[WorldSpec, ...]:
     """Return the ranks that the stages of a cell run on."""
     return tuple(_kind(config, first, machine) for first, *_ in config.processes)
 
 
-def _kind(config: Config, stage: StageConfig, machine: Machine) -> WorldKind:
+def _kind(config: Config, stage: StageConfig, machine: Machine) -> WorldSpec:
     variables, python = dict(stage.environment), config.python_of(stage.world)
     if stage.restarted and machine.has_interpreters:
         python = python or sys.executable
     if stage.world is StageWorld.alone:
-        return WorldKind(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
+        return WorldSpec(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
     world_size, backend = config.world_of(stage.world)[1], limits.backend_of(config, machine)
     if config.device is Device.cuda and world_size > machine.gpus and backend is Backend.nccl:
         variables = shared_gpus.environment() | variables
     environment = tuple(sorted(variables.items()))
     meets = config.scenario.process_group
-    return WorldKind(world_size, config.device.value, meets, environment, python, backend)
+    return WorldSpec(world_size, config.device.value, meets, environment, python, backend)
 
 
 def _one_per_run(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
     """Leave out what is another spelling of an earlier cell, or a cell of a block that repeats it more often.
     Refuse other cells that differ only in how they run: they would count as repeats of one."""
-    first: dict[Run, PlannedCell] = {}
+    first: dict[RunKey, PlannedCell] = {}
     counts = Counter((cell.block, cell.run[0]) for cell in cells)
 
     def repeats(cell: PlannedCell) -> int:
@@ -359,7 +359,7 @@ def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[Plann
     Raises:
         ConfigError: it has none.
     """
-    digests = [identity_of(cell.asked).digest for cell in cells]
+    digests = [identity_of(cell.requested).digest for cell in cells]
     of_part = {*sorted({*digests})[number - 1 :: count]}
     if not of_part:
         raise ConfigError(f"part={number}/{count}: has none of {counted(len(cells), 'cell')}")

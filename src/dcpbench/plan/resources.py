@@ -35,7 +35,9 @@ def stretches(cells: Iterable[PlannedCell]) -> list[list[PlannedCell]]:
     groups: dict[object, list[PlannedCell]] = {}
     for cell in cells:
         shared = cell.config.sharing is Sharing.correctness
-        ranks = cell.kinds[0].device if shared else (*dict.fromkeys(cell.kinds), cell.config.sharing)
+        ranks = (
+            cell.world_specs[0].device if shared else (*dict.fromkeys(cell.world_specs), cell.config.sharing)
+        )
         groups.setdefault(ranks, []).append(cell)
     return list(groups.values())
 
@@ -47,7 +49,7 @@ def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -
     `sharing=correctness` several runners share the GPUs, or the CPU; otherwise one runner has all GPUs. Where
     ranks share a GPU, cells have to fit into half of its `memory`.
     """
-    device, sharing = cells[0].kinds[0].device, cells[0].config.sharing
+    device, sharing = cells[0].world_specs[0].device, cells[0].config.sharing
     size = max(cell.world_size for cell in cells)
     everywhere = tuple(range(gpus)) if device == "cuda" else ()
     several_hosts = any(cell.config.executor.hosts for cell in cells)

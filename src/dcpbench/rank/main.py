@@ -225,7 +225,7 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         origin,
         unprintable or _full(rank.cell.checkpoints if rank.cell else None),
         user_line(cause, frames),
-        rank.report.trains if rank.report and rank.phase in ("build", "train") else None,
+        rank.report.during if rank.report and rank.phase in ("build", "train") else None,
         rank.report.raised_by if rank.report else None,
         user_code(cause, frames),
         is_raised_in_torch(cause, frames),

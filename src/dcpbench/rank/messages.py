@@ -28,7 +28,7 @@ Backend = StrEnum("Backend", "nccl gloo")
 
 
 @dataclass(frozen=True)
-class WorldKind:
+class WorldSpec:
     """Properties of ranks. Ranks of the same kind can be reused for the next stage.
 
     Args:
@@ -79,7 +79,7 @@ class RankSpec:
     one host a file in memory, which has no name and no port, so that no other user can access it.
     `environment` is set for a user's code."""
 
-    kind: WorldKind
+    kind: WorldSpec
     rank: int
     device: str
     store: Descriptor | StoreAddress

@@ -14,7 +14,7 @@ from dcpbench.records.plain_values import ColumnType
 
 SCHEMA_VERSION = 5
 
-Run = tuple[str, int]
+RunKey = tuple[str, int]
 """The identity of a run of a cell, in any sweep: the digest of the cell's `CellKey`, and the repeat."""
 
 WRONG_CONFIGURATION = 2
@@ -120,7 +120,7 @@ class Row:
         return getattr(self, registry_name).get(column) if registry_name else getattr(self, column)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunKey:
         """The run of a cell that it is the record of."""
         return self.config_digest, self.repeat
 

@@ -26,7 +26,7 @@ from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
 from dcpbench.records.plain_values import ColumnType
-from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, Row, Run, column_types, columns
+from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, Row, RunKey, column_types, columns
 
 RESULTS_JSONL = "results.jsonl"
 DETAILS_JSONL = "details.jsonl"
@@ -149,7 +149,7 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
     """
     rows: list[Row] = []
     damaged: list[str] = []
-    line_of: dict[Run, int] = {}
+    line_of: dict[RunKey, int] = {}
     ignored: set[str] = set()
     try:
         known, damaged = _read_details(folder) if details else (None, [])

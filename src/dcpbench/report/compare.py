@@ -16,7 +16,7 @@ from dcpbench.analysis.comparison import (
     NEWLY_FAILING,
     OTHER_CONFIGURATION,
     SAME,
-    Comparison,
+    SweepComparison,
     code_changes,
     compared,
     differences,
@@ -33,7 +33,7 @@ from dcpbench.analysis.costs import (
 from dcpbench.analysis.differing import axes_that_differ
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
-from dcpbench.analysis.runs import of_a_kind, remarks, targets
+from dcpbench.analysis.runs import grouped_failures, remarks, targets
 from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
@@ -147,7 +147,7 @@ def _known(option: str, names: Sequence[str], known: Sequence[str], problem: str
 
 
 def _environments(
-    differing: pd.DataFrame, other_code: bool, damaged: Sequence[str], comparisons: Sequence[Comparison]
+    differing: pd.DataFrame, other_code: bool, damaged: Sequence[str], comparisons: Sequence[SweepComparison]
 ) -> Content:
     """Return what differs in the environments, and what could not be read."""
     machine = ", ".join(what for what in differing["what"] if what in MACHINE)
@@ -161,7 +161,7 @@ def _environments(
     return Content(tables, damaged=first_of(damaged), headline=text)
 
 
-def _statuses(compared: Comparison, every: bool) -> Content:
+def _statuses(compared: SweepComparison, every: bool) -> Content:
     """Return the cells whose status changed, the worst changes first."""
     changed = compared.statuses[compared.statuses["change"] != SAME]
     first = changed if every else changed.groupby("change", sort=False).head(_MOST_OF_A_KIND)
@@ -176,14 +176,14 @@ def _statuses(compared: Comparison, every: bool) -> Content:
     )
     return Content(
         [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],
-        of_a_kind(failures),
+        grouped_failures(failures),
         f"and {left} more changes; pass --all to list them" if left else "",
         [f"No cell is in both: {compared.apart}"] if compared.apart else [],
         _counts(compared.statuses),
     )
 
 
-def _configurations(compared: Comparison, every: bool) -> Content:
+def _configurations(compared: SweepComparison, every: bool) -> Content:
     """Return the keys in which configurations differ, one line for all cells with the same difference."""
     names = dict(zip(compared.cells.index, names_of_cells(compared.cells), strict=True))
     lines = []
@@ -197,7 +197,7 @@ def _configurations(compared: Comparison, every: bool) -> Content:
     return Content([Table(f"configurations: {compared.name}", table)], headline=headline)
 
 
-def _costs(compared: Comparison, every: bool) -> Content:
+def _costs(compared: SweepComparison, every: bool) -> Content:
     """Return the costs of the common cells, and the rule for a change."""
     costs = compared.costs
     if costs.empty:
@@ -213,7 +213,7 @@ def _costs(compared: Comparison, every: bool) -> Content:
     return Content(tables, more=_counted(costs), headline=_rule(costs, every))
 
 
-def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
+def _axes(compared: SweepComparison, keys: "pd.Series[str]") -> pd.DataFrame:
     """Return parallelism, and the axes and overrides in which these cells differ."""
     cells = compared.cells.loc[list(keys)].rename(columns={"others": "overrides"})
     axes = [axis for axis in (*AXES, "overrides") if axis in cells]
@@ -233,7 +233,7 @@ def _counts(statuses: pd.DataFrame) -> str:
     return f"{int(compared.sum())} of {counted(len(statuses), 'cell')} changed{named}"
 
 
-def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.DataFrame:
+def _cost_table(compared: SweepComparison, lines: pd.DataFrame, single: bool) -> pd.DataFrame:
     runs = [lines[side].astype(int).astype(str) for side in ("runs_old", "runs_new")]
     ends = zip(lines["ratio_low"], lines["ratio_high"], strict=True)
     table = pd.DataFrame(

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, noun, planned, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
-from dcpbench.analysis.runs import failures, of_a_kind, remarks
+from dcpbench.analysis.runs import failures, grouped_failures, remarks
 from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError, write_whole
@@ -153,7 +153,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     if all(condition.column != "retry_of" for condition in view.where):
         frame = planned(frame)
     tables, by_cell = _tables(frame, view)
-    listed = of_a_kind(failures(frame))
+    listed = grouped_failures(failures(frame))
     first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []

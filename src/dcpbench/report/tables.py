@@ -36,7 +36,7 @@ def summary(frame: pd.DataFrame) -> Table:
     cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
     cells = cells.sort_values("place", kind="stable", ignore_index=True)
     is_of_script = noun(frame) == "stop"
-    title, table = _of_script(cells) if is_of_script else told_apart(cells)
+    title, table = _of_script(cells) if is_of_script else split_common_axes(cells)
     table["status"] = status_text(cells).map(plain)
     runs = runs_text(cells)
     if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
@@ -57,7 +57,7 @@ def _of_script(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     return f"all stops: {command}", pd.DataFrame({"stop": cells["cell"].str.removeprefix("stop=")})
 
 
-def told_apart(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+def split_common_axes(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """Return what all cells share, as a title, and a table of the axes and other overrides in which they
     differ. Of a cell only axes and `overrides` are used."""
     axes = varying(cells)

@@ -23,7 +23,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.own_trainer import TrainerRun
-from dcpbench.runs.run import NO_LIMITS, Limits, Run
+from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, Run
 from dcpbench.state.layout import is_dictionary
 from dcpbench.state.snapshot import (
     local_part,
@@ -44,18 +44,18 @@ _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _BATCH_STATISTICS = "batch normalisation sees a rank's share of each batch"
 
 
-def build_configured(config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> Run:
-    """Build the run of a cell, or its user's trainer; `limits` are those that an earlier run has shown."""
+def build_configured(config: Config, world: World, seed: int, exclusions: Exclusions = NO_EXCLUSIONS) -> Run:
+    """Build the run of a cell, or its user's trainer; an earlier run has shown the `exclusions`."""
     if config.own_trainer:
-        return TrainerRun(config, world, seed, limits)
-    return build(config, world, seed, limits)
+        return TrainerRun(config, world, seed, exclusions)
+    return build(config, world, seed, exclusions)
 
 
-def build(config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> OwnRun:
+def build(config: Config, world: World, seed: int, exclusions: Exclusions = NO_EXCLUSIONS) -> OwnRun:
     """Build the run of a cell under its parallelism, compiled if the cell is.
 
     Args:
-        limits: those that an earlier run of the cell has shown.
+        exclusions: those that an earlier run of the cell has shown.
     """
     sizes = config.parallel.mesh_sizes(world.size)
     workload = seeded_workload(config, world.device, seed)
@@ -77,15 +77,15 @@ def build(config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -
         pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
     sees_share = dp_degree(sizes) > 1 and any(isinstance(module, _BATCH_NORM) for module in model.modules())
     why_none = getattr(workload.model, "why_no_twin", None)
-    limits = replace(
-        limits,
+    exclusions = replace(
+        exclusions,
         why_no_twin=why_none or why_no_room(world, twin_bytes(config, model, sizes), "pp" in sizes),
         why_no_replicas=why_none,
         why_layout_bound=why_none or (_BATCH_STATISTICS if sees_share else None),
         computes_in=(*computes_in(config.parallel),),
     )
     workload = replace(workload, model=model)
-    run = OwnRun(config, world, workload, component, seed, pipeline=pipeline, limits=limits)
+    run = OwnRun(config, world, workload, component, seed, pipeline=pipeline, exclusions=exclusions)
     kinds = {type(optimizer).__name__ for optimizer in each_of(run.optimizer)}
     if parallelisms.flattens(model) and "Adafactor" in kinds:  # a load can hang
         raise Skip("Adafactor needs full matrices, which FSDP1 flattens; use parallel=ddp")

@@ -26,8 +26,8 @@ from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.run import (
-    NO_LIMITS,
-    Limits,
+    NO_EXCLUSIONS,
+    Exclusions,
     Note,
     each_use,
     gradients_of,
@@ -48,7 +48,7 @@ from dcpbench.state.snapshot import (
 from dcpbench.workloads.batch import Batch, samples_of, share_of, size_of_share
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, OF_TORCH, RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_one, each_of, listed
+from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_list, as_one, each_of
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import (
@@ -95,7 +95,7 @@ class OwnRun:
         *,
         called: nn.Module | None = None,
         pipeline: Pipeline | None = None,
-        limits: Limits = NO_LIMITS,
+        exclusions: Exclusions = NO_EXCLUSIONS,
     ) -> None:
         """Build it on one rank.
 
@@ -103,7 +103,7 @@ class OwnRun:
             workload: with the wrapped model.
             called: the module that the loss calls, if it is not the model.
             pipeline: the schedule, if the model is a stage of one.
-            limits: what of it cannot be compared, but for what its workload leaves out of checkpoints.
+            exclusions: what of it cannot be compared, but for what its workload leaves out of checkpoints.
         """
         self.world, self.sizes = world, config.parallel.mesh_sizes(world.size)
         self.model, self.component, self.pipeline = workload.model, component, pipeline
@@ -121,9 +121,9 @@ class OwnRun:
         self.scheduler: Any = None
         if workload.scheduler:
             made = workload.scheduler(self.optimizers)
-            listed(made, "scheduler")
+            as_list(made, "scheduler")
             self.scheduler = Schedulers(made) if isinstance(made, SEVERAL) else made
-        self.limits = replace(limits, left_out=(*self._left_out(),))
+        self.exclusions = replace(exclusions, left_out=(*self._left_out(),))
         generators = ALL if self.is_users else OF_TORCH  # a user's model may draw from any
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
         of_model = partial(generators_of, self.model) if self.is_users else dict
@@ -136,7 +136,7 @@ class OwnRun:
         self.noise = Noise(seed)
         self.tensor_object = MovingObject(seed, self.world.device)
         self.train_state = TrainState()
-        self.alive: list[bool] = []
+        self.had_gradient: list[bool] = []
         # As in any trainer, only ranks with the same data draw the same.
         self.random.seed(seed + _DP_STRIDE * self.world.dp_rank(self.sizes))
 
@@ -158,7 +158,7 @@ class OwnRun:
 
     def state(self) -> dict[str, Any]:
         """Return one `Stateful` for each top-level key."""
-        left_out = self.limits.leaves_out if self.limits.left_out else None
+        left_out = self.exclusions.leaves_out if self.exclusions.left_out else None
         return {
             "model": ModelState(self.model, self.options, left_out),
             "optimizer": OptimizerState(self.model, self.optimizer, self.options),
@@ -166,7 +166,7 @@ class OwnRun:
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
-            **({"random": self.random} if self.limits.generators != frozenset() else {}),
+            **({"random": self.random} if self.exclusions.generators != frozenset() else {}),
             **self.saved.state(self.options),
         }
 
@@ -254,7 +254,7 @@ class OwnRun:
         noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
         with self.random.noting_draws(), buckets_kept(), noting as self._alive_in_step:
             loss = self.take_step(self.next_batch(batches), note)
-        self.alive.append(any(self._alive_in_step))
+        self.had_gradient.append(any(self._alive_in_step))
         self._losses.append((loss, self.samples))
         needs_mean = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
         self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))

@@ -23,7 +23,7 @@ from dcpbench.runs.attributes import (
     values_within,
 )
 from dcpbench.runs.epochs import EpochEnds
-from dcpbench.runs.run import NO_LIMITS, Limits, TrainingEndedError, noting_gradients
+from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, TrainingEndedError, noting_gradients
 from dcpbench.runs.unsaved_values import UnsavedValues
 from dcpbench.state.snapshot import Leaves, Slot, retained
 from dcpbench.workloads.generators import ALL, RandomState
@@ -120,18 +120,20 @@ class TrainerRun:
 
     comes_after = Place("before the first save")
 
-    def __init__(self, config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> None:
-        """Build it on one rank; `limits` are those that an earlier run has shown."""
+    def __init__(
+        self, config: Config, world: World, seed: int, exclusions: Exclusions = NO_EXCLUSIONS
+    ) -> None:
+        """Build it on one rank; `exclusions` are those that an earlier run has shown."""
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
         self.random = RandomState(seed, world.rank, world.device, ALL)
         self._start_over(seed)
         names = [*getattr(self.trainer, "not_saved", ())]
-        self.limits = replace(
-            limits,
+        self.exclusions = replace(
+            exclusions,
             why_no_twin=_NO_TWIN,
             why_layout_bound=_NO_TWIN,
             why_no_replicas=self._why_no_replicas(),
-            not_judged={} if self.optimizer.param_groups else {"optim_equal": _NO_OPTIMIZER},
+            not_compared={} if self.optimizer.param_groups else {"optim_equal": _NO_OPTIMIZER},
             left_out=tuple(name.removeprefix("model.") for name in names if name.startswith("model.")),
             leaves_gradients=True,
             generators=frozenset(),
@@ -140,7 +142,7 @@ class TrainerRun:
     def _start_over(self, seed: int) -> None:
         config, world, sizes = self.config, self.world, self.sizes
         self.train_state, self.epochs = TrainState(), EpochEnds()
-        self.alive: list[bool] = []
+        self.had_gradient: list[bool] = []
         self.random.seed(seed)
         setup = Setup(
             config.parallel.name,
@@ -192,7 +194,7 @@ class TrainerRun:
 
     def made_by_steps(self) -> Leaves:
         """Return those of its own attributes that are compared, and that a new trainer lacks."""
-        due = (self.limits.changing or frozenset()) - (self.in_new or set())
+        due = (self.exclusions.changing or frozenset()) - (self.in_new or set())
         return {name: leaf for name, leaf in own_attributes(self.trainer).items() if name in due}
 
     def lost(
@@ -246,7 +248,7 @@ class TrainerRun:
         while self.train_state.step < until:
             step = self.train_state.step + 1
             noting = noting_gradients(optimizers_of(self.trainer), self._parameters)
-            with buckets_kept(), self.random.drawn_from(), self.epochs.noting(step), noting as alive:
+            with buckets_kept(), self.random.drawn_from(), self.epochs.noting(step), noting as had_gradient:
                 try:
                     loss = self.trainer.step()
                 except (StopIteration, ValueError) as error:
@@ -259,7 +261,7 @@ class TrainerRun:
                     raise TrainingEndedError(step - 1, why) from error
             if not isinstance(loss, float | torch.Tensor):
                 raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
-            self.alive.append(any(alive))
+            self.had_gradient.append(any(had_gradient))
             self._has_stepped = True
             self._read_attributes()
             self.train_state.record(self.world.means([torch.as_tensor(loss)], [1])[0])

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dcpbench.compare.controls import made_different, perturb, perturb_model, perturb_optimizer, perturbed
-from dcpbench.compare.leaves import ABSENT, Recall, same_leaf, same_leaves
+from dcpbench.compare.controls import perturb, perturb_model, perturb_optimizer, perturbed, perturbed_leaf
+from dcpbench.compare.leaves import ABSENT_LEAF, TensorReader, same_leaf, same_leaves
 from dcpbench.compare.whole_tensors import Exchange, assembled
 from dcpbench.core.state import Name, StatePart, named, text_of
 from dcpbench.runs.own_run import OwnRun
@@ -23,18 +23,18 @@ from dcpbench.runs.run_state import State, live_state, saved_part, state_of
 from dcpbench.state.layout import Extent, ParameterPart, extent_of
 from dcpbench.state.snapshot import (
     DigestedLeaf,
-    Idle,
+    EmptyShard,
     Leaf,
     Leaves,
     Slot,
     TensorLeaf,
     below,
-    digest_of,
+    content_digest,
+    entries_of,
     extra_states,
-    is_gone_into,
-    items,
+    is_container,
     local_part,
-    mapped,
+    map_leaves,
     named_parts,
     names_parameters,
     parts_of_each,
@@ -81,23 +81,23 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put(
-    run: Run, state: State, recall: Callable[[StatePart, Name], torch.Tensor | None] = lambda *_: None
+    run: Run, state: State, read_saved: Callable[[StatePart, Name], torch.Tensor | None] = lambda *_: None
 ) -> State:
     """Put leaves into a run; return those that could not be set. A name whose leaf is `ABSENT` is removed.
 
     Args:
-        recall: reads a full tensor, if only its digest or another part than this rank's was kept.
+        read_saved: reads a full tensor, if only its digest or another part than this rank's was kept.
     """
     before, places = live_state(run), places_of(run)
     for part, leaves in state.items():
-        _Put(leaves, partial(recall, part)).into(before.get(part, {}), places.get(part, ()))
+        _Put(leaves, partial(read_saved, part)).into(before.get(part, {}), places.get(part, ()))
     after, left = live_state(run), State()
     for part, leaves in state.items():
-        now, reads = after.get(part, {}), partial(recall, part)
+        now, reads = after.get(part, {}), partial(read_saved, part)
         left[part] = {
             name: leaf
             for name, leaf in leaves.items()
-            if not _is_set(name, leaf, now.get(name, ABSENT), reads)
+            if not _is_set(name, leaf, now.get(name, ABSENT_LEAF), reads)
         }
     return left
 
@@ -106,24 +106,24 @@ def put_saved(
     run: Run,
     saved: State,
     texts: Mapping[StatePart, Container[str]],
-    recall: Callable[[StatePart, Name], torch.Tensor | None],
+    read_saved: Callable[[StatePart, Name], torch.Tensor | None],
 ) -> State:
     """Put the saved leaves of names with these texts into a run, as `put` does; a name that was not saved is
     removed."""
     live, due = live_state(run), State()
     for part, of_part in texts.items():
         names = named(saved[part] | live.get(part, {}), of_part)
-        due[part] = {name: saved[part].get(name, ABSENT) for name in names}
-    return put(run, due, recall)
+        due[part] = {name: saved[part].get(name, ABSENT_LEAF) for name in names}
+    return put(run, due, read_saved)
 
 
-def _is_set(name: Name, leaf: Leaf, now: Leaf, recall: Recall) -> bool:
-    if isinstance(leaf, Idle) and now is ABSENT:
+def _is_set(name: Name, leaf: Leaf, now: Leaf, read_saved: TensorReader) -> bool:
+    if isinstance(leaf, EmptyShard) and now is ABSENT_LEAF:
         return True
     leaf, now = _held(leaf), _held(now)
     are_tensors = isinstance(leaf, TensorLeaf | DigestedLeaf) and isinstance(now, TensorLeaf)
     if are_tensors and leaf.extent != now.extent:
-        full_part = _tensor(name, leaf, now.extent, recall)
+        full_part = _tensor(name, leaf, now.extent, read_saved)
         return full_part is not None and same_leaf(
             name, replace(now, local=full_part.reshape(now.local.shape)), now
         )
@@ -131,20 +131,20 @@ def _is_set(name: Name, leaf: Leaf, now: Leaf, recall: Recall) -> bool:
 
 
 def _held(leaf: Leaf) -> Leaf:
-    return leaf.leaf if isinstance(leaf, Idle) else leaf
+    return leaf.leaf if isinstance(leaf, EmptyShard) else leaf
 
 
-def _tensor(name: Name, leaf: Leaf, extent: Extent, recall: Recall) -> torch.Tensor | None:
+def _tensor(name: Name, leaf: Leaf, extent: Extent, read_saved: TensorReader) -> torch.Tensor | None:
     """Return the part of a tensor that has this extent; None if it is not known, or if the checkpoint has
     other content than what was saved."""
     if isinstance(leaf, DigestedLeaf):
-        full = recall(name)
+        full = read_saved(name)
         if full is None or (tuple(full.shape), full.dtype) != (leaf.extent.shape, leaf.dtype):
             return None
-        if digest_of(TensorLeaf(leaf.extent.take(full), leaf.extent, None)) != digest_of(leaf):
+        if content_digest(TensorLeaf(leaf.extent.take(full), leaf.extent, None)) != content_digest(leaf):
             return None
         return extent.take(full)
-    return saved_part({name: leaf}, name, extent, recall)
+    return saved_part({name: leaf}, name, extent, read_saved)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class _Put:
     """Leaves of a part of the state, by name, to be put into a run."""
 
     leaves: Leaves
-    recall: Recall
+    read_saved: TensorReader
 
     @torch.no_grad()
     def into(self, live: Leaves, places: Iterable[Slot]) -> None:
@@ -160,7 +160,7 @@ class _Put:
         object that refuses its values keeps its own."""
         for name in self.leaves.keys() & live.keys():
             if isinstance(there := _held(live[name]), TensorLeaf):
-                tensor = _tensor(name, _held(self.leaves[name]), there.extent, self.recall)
+                tensor = _tensor(name, _held(self.leaves[name]), there.extent, self.read_saved)
                 if tensor is not None and tensor.dtype == there.dtype:
                     there.local.copy_(tensor.reshape(there.local.shape))
         values = [name for name, leaf in self.leaves.items() if not names_parameters(name, leaf)]
@@ -172,24 +172,26 @@ class _Put:
     def _changed(self, names: Sequence[Name], place: Slot, values: Any) -> Any:
         """Return the values of a container with the leaves of these names."""
         prefix = place.prefix
-        if prefix in names and self.leaves[prefix] is not ABSENT:  # as the extra state of a module
+        if prefix in names and self.leaves[prefix] is not ABSENT_LEAF:  # as the extra state of a module
             return self._value(prefix, values, place.like)
-        values = values if is_gone_into(values) else {}
-        changed, present = self._within(values, place), {name for *_, name in items(values, prefix)}
+        values = values if is_container(values) else {}
+        changed, present = self._within(values, place), {name for *_, name in entries_of(values, prefix)}
         for name in names:
-            if name not in present and name[:-1] == prefix and self.leaves[name] is not ABSENT:
+            if name not in present and name[:-1] == prefix and self.leaves[name] is not ABSENT_LEAF:
                 changed[name[-1]] = self._value(name, None, place.like)
         return changed
 
     def _within(self, values: Any, place: Slot) -> Any:
         """Return a copy of nested values with the leaves that are in it."""
         changed = copy.copy(values)
-        for key, value, name in reversed([*items(values, place.prefix)]):  # of a list the last items go first
-            if is_gone_into(value):
+        for key, value, name in reversed(
+            [*entries_of(values, place.prefix)]
+        ):  # of a list the last items go first
+            if is_container(value):
                 changed[key] = self._within(value, place._replace(prefix=name))
                 is_removed = bool(value) and not changed[key]
             else:
-                is_removed = self.leaves.get(name) is ABSENT
+                is_removed = self.leaves.get(name) is ABSENT_LEAF
                 if name in self.leaves and not is_removed:
                     changed[key] = self._value(name, value, place.like)
             if is_removed:
@@ -206,7 +208,7 @@ class _Put:
             extent = like.extent
             if getattr(current, "dtype", None) != leaf.dtype:
                 current = torch.zeros_like(like.parameter, dtype=leaf.dtype)
-        tensor = _tensor(name, leaf, extent, self.recall)
+        tensor = _tensor(name, leaf, extent, self.read_saved)
         if tensor is None:
             return current
         if getattr(current, "dtype", None) != leaf.dtype:
@@ -231,13 +233,13 @@ def _offer(place: Slot, made: Callable[[Any], Any]) -> None:
             place.put(before)
 
 
-def make_different(run: Run, seed: int) -> Unchanged:
+def perturb_run(run: Run, seed: int) -> Unchanged:
     """Change everything in a run that a load restores. Return the names of what stays as it was, such as what
     a user's object refuses."""
     before = {part: retained(leaves) for part, leaves in run.extra().items()}
     run.forget(seed)
     unchanged: dict[StatePart, set[Name]] = {
-        StatePart.model: perturb_model(run.model, seed, run.limits.leaves_out),
+        StatePart.model: perturb_model(run.model, seed, run.exclusions.leaves_out),
         StatePart.optimizer: perturb_optimizer(run.optimizer, seed),
     }
     of_model = {*map(id, run.model.parameters())}
@@ -245,7 +247,7 @@ def make_different(run: Run, seed: int) -> Unchanged:
     perturb([parameter for parameter in trained if id(parameter) not in of_model], seed)
     for place in extra_states(run.model):
         held = retained(place.leaves(place.read()))
-        if not run.limits.leaves_out(str(place.prefix[0])):
+        if not run.exclusions.leaves_out(str(place.prefix[0])):
             _offer(place, perturbed)
         unchanged[StatePart.model] |= same_leaves(held, place.leaves(place.read()))
     places = run.places()
@@ -261,7 +263,7 @@ def make_different(run: Run, seed: int) -> Unchanged:
 def change_again(
     run: Run, saved: State, unchanged: Unchanged, missed: Set[tuple[StatePart, str]]
 ) -> Unchanged:
-    """Change what `make_different` has made equal to the saved state. Return what is unchanged, with what a
+    """Change what `perturb_run` has made equal to the saved state. Return what is unchanged, with what a
     user's object keeps.
 
     Args:
@@ -272,7 +274,7 @@ def change_again(
         live, texts = live_state(run)[part], {name for of, name in missed if of is part}
         leaves = {name: saved[part][name] for name in named(saved[part], texts)}
         equal = same_leaves(leaves, live).difference(kept.get(part, ()))
-        put(run, {part: {name: made_different(live[name], text_of(name), slice(None)) for name in equal}})
+        put(run, {part: {name: perturbed_leaf(live[name], text_of(name), slice(None)) for name in equal}})
         same = same_leaves(leaves, live_state(run)[part])
         kept[part] = {*kept.get(part, ())}.difference(leaves) | same  # what differs needs no changed copy
     return kept
@@ -313,5 +315,5 @@ def copy_state(run: OwnRun, plain: OwnRun) -> None:
             elif saved := saved or {
                 name[-1]: full_tensor for name, full_tensor in below(full, place.prefix).items()
             }:
-                place.put(mapped(saved, partial(copied, place.like), place.prefix))
+                place.put(map_leaves(saved, partial(copied, place.like), place.prefix))
     plain.random.copy_from(run.random)

@@ -27,14 +27,14 @@ Unchanged = Mapping[StatePart, Collection[Name]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class Exclusions:
     """What of a run cannot be compared, or not exactly, and why.
 
     Args:
         why_no_twin: why no plain model in one process can be compared with it.
         why_layout_bound: why its losses need not be those of another layout.
         why_no_replicas: why the copies of its parameters need not be equal after training, if it has no twin.
-        not_judged: by check, why its state is not compared.
+        not_compared: by check, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN, so that each new run must have them.
         leaves_gradients: whether gradients can be left after a step.
         computes_in: the dtypes that it computes in, in addition to those of its parameters.
@@ -48,7 +48,7 @@ class Limits:
     why_no_twin: str | None = None
     why_layout_bound: str | None = None
     why_no_replicas: str | None = None
-    not_judged: Mapping[str, str] = field(default_factory=dict)
+    not_compared: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     leaves_gradients: bool = False
     computes_in: tuple[torch.dtype, ...] = ()
@@ -61,7 +61,7 @@ class Limits:
         return any(name == left_out or name.startswith(f"{left_out}.") for left_out in self.left_out)
 
 
-NO_LIMITS = Limits()
+NO_EXCLUSIONS = Exclusions()
 
 
 class TrainingEndedError(Exception):
@@ -83,9 +83,9 @@ class Run(Protocol):
         world: the ranks that have it.
         sizes: the sizes of their mesh.
         optimizer: all of its optimizers as one.
-        alive: for each step, whether this rank had a gradient that is not zero: the losses of a dead net
-            prove nothing.
-        limits: what of it cannot be compared. The last step of the reference run shows which generators.
+        had_gradient: for each step, whether this rank had a gradient that is not zero: the losses of a dead
+            net prove nothing.
+        exclusions: what of it cannot be compared. The last step of the reference run shows which generators.
         comes_after: the last save or load of it.
         in_new: the names of the attributes that a new trainer has, and that are not None there; None of a
             workload, which says itself what is saved.
@@ -97,8 +97,8 @@ class Run(Protocol):
     optimizer: torch.optim.Optimizer
     random: RandomState
     train_state: TrainState
-    alive: list[bool]
-    limits: Limits
+    had_gradient: list[bool]
+    exclusions: Exclusions
     comes_after: Place
     in_new: Set[Name] | None
 
@@ -143,7 +143,7 @@ class Run(Protocol):
 
 def dtypes_of(run: Run) -> set[torch.dtype]:
     """Return all dtypes that a run computes in."""
-    return {*run.limits.computes_in, *(parameter.dtype for parameter in run.model.parameters())}
+    return {*run.exclusions.computes_in, *(parameter.dtype for parameter in run.model.parameters())}
 
 
 def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:
@@ -158,13 +158,15 @@ def noting_gradients(
 ) -> Iterator[list[bool]]:
     """Context manager around a step. It yields a list that gets, when an optimizer steps and at the end,
     whether one of the parameters has a gradient that is not zero."""
-    alive = list[bool]()
+    had_gradient = list[bool]()
     with ExitStack() as hooks:
         for optimizer in optimizers:
-            hook = optimizer.register_step_pre_hook(lambda *_: alive.append(has_gradient(parameters())))
+            hook = optimizer.register_step_pre_hook(
+                lambda *_: had_gradient.append(has_gradient(parameters()))
+            )
             hooks.callback(hook.remove)
-        yield alive
-    alive.append(any(alive) or has_gradient(parameters()))
+        yield had_gradient
+    had_gradient.append(any(had_gradient) or has_gradient(parameters()))
 
 
 CLIPPING = "clipping"

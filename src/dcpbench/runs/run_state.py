@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from dcpbench.compare.leaves import Recall, same_leaves
+from dcpbench.compare.leaves import TensorReader, same_leaves
 from dcpbench.core.state import CHECK_OF, Name, StatePart, key_of, text_of
 from dcpbench.formats.audit import Entry
 from dcpbench.runs.attributes import ZeroOptimizer
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import Limits, Run
+from dcpbench.runs.run import Exclusions, Run
 from dcpbench.state import snapshot
 from dcpbench.state.flags import HOOKS, snapshot_flags, snapshot_gradients
 from dcpbench.state.layout import Extent, ParameterParts, whole
@@ -64,13 +64,13 @@ def live_state(run: Run) -> State:
     }
     if not run.optimizer.param_groups:
         del state[StatePart.optimizer]
-    if run.limits.generators != frozenset():
-        state[StatePart.random] = snapshot_nested({"random": run.random.contents(run.limits.generators)})
+    if run.exclusions.generators != frozenset():
+        state[StatePart.random] = snapshot_nested({"random": run.random.contents(run.exclusions.generators)})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
-    flags = snapshot_flags(run.model, run.optimizer, everything, not run.limits.leaves_gradients, parts)
+    flags = snapshot_flags(run.model, run.optimizer, everything, not run.exclusions.leaves_gradients, parts)
     if attributes := run.attributes():
         state[StatePart.extra] = attributes
-    return as_judged({**state, StatePart.flags: flags}, run.limits)
+    return comparable({**state, StatePart.flags: flags}, run.exclusions)
 
 
 def retained_state(run: Run) -> State:
@@ -96,11 +96,11 @@ def differing_names(state: State, later: State) -> list[Name]:
     return [name for part in state for name in state[part].keys() - same_leaves(state[part], later[part])]
 
 
-def as_judged(state: State, limits: Limits) -> State:
+def comparable(state: State, exclusions: Exclusions) -> State:
     """Return a state with the attributes of a trainer that are compared alone."""
-    if limits.changing is None or StatePart.extra not in state:
+    if exclusions.changing is None or StatePart.extra not in state:
         return state
-    attributes = {name: leaf for name, leaf in state[StatePart.extra].items() if name in limits.changing}
+    attributes = {name: leaf for name, leaf in state[StatePart.extra].items() if name in exclusions.changing}
     return {**state, StatePart.extra: attributes}
 
 
@@ -114,14 +114,14 @@ def leave_out_attributes(state: State, unsaved: State, changing: Collection[Name
 
 def only_generators(state: State, run: Run) -> None:
     """Drop the generators from a state that are not compared."""
-    if run.limits.generators is None:
+    if run.exclusions.generators is None:
         return
-    kept: set[Name] = {("random", run.random.key, name) for name in run.limits.generators}
+    kept: set[Name] = {("random", run.random.key, name) for name in run.exclusions.generators}
     if leaves := {name: leaf for name, leaf in state.pop(StatePart.random, {}).items() if name in kept}:
         state[StatePart.random] = leaves
 
 
-def before_a_step(state: State, run: Run) -> State:
+def restorable(state: State, run: Run) -> State:
     """Return a state without what the first step of a run makes: hooks of the model, the buffers that DDP
     overwrites on this rank, attributes that a new trainer lacks, and groups of its ZeRO optimizer."""
     overwritten = overwritten_buffers(run.model)
@@ -137,7 +137,7 @@ def before_a_step(state: State, run: Run) -> State:
         made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.in_new
     return {
         part: {name: leaf for name, leaf in leaves.items() if name not in made.get(part, ())}
-        for part, leaves in as_judged(state, run.limits).items()
+        for part, leaves in comparable(state, run.exclusions).items()
     }
 
 
@@ -150,7 +150,7 @@ def as_saved(run: Run, saved: State) -> State:
     if model := state.get(StatePart.model):
         parameters = named_parameters(run.model).items() if run.options.ignore_frozen_params else ()
         frozen = {name for name, parameter in parameters if not parameter.requires_grad}
-        leaves_out = run.limits.leaves_out
+        leaves_out = run.exclusions.leaves_out
         state[StatePart.model] = {
             name: leaf
             for name, leaf in model.items()
@@ -176,27 +176,27 @@ def promised_keys(named: State, extra: Leaves | None) -> Keys:
 
 
 def saved_and_live(
-    saved: Leaves, live: Leaves, recall: Recall
+    saved: Leaves, live: Leaves, read_saved: TensorReader
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return this rank's parts of the tensors that both have, as saved and as they are now, except empty
     parts; by the texts of their names.
 
     Args:
-        recall: reads a full tensor from the checkpoint, if only a digest of it was kept.
+        read_saved: reads a full tensor from the checkpoint, if only a digest of it was kept.
     """
     before, now = {}, {}
     for name, leaf in live.items():
         if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
-            stored = saved_part(saved, name, leaf.extent, recall)
+            stored = saved_part(saved, name, leaf.extent, read_saved)
             if stored is not None:
                 before[text_of(name)] = stored.reshape(leaf.local.shape).to(leaf.local.device)
                 now[text_of(name)] = leaf.local
     return before, now
 
 
-def full_tensors(names: Iterable[Name], recall: Recall) -> Leaves:
+def full_tensors(names: Iterable[Name], read_saved: TensorReader) -> Leaves:
     """Return the tensors that `recall` reads by their names, without those that it does not have."""
-    tensors = {name: tensor for name in names if (tensor := recall(name)) is not None}
+    tensors = {name: tensor for name in names if (tensor := read_saved(name)) is not None}
     return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
 
 
@@ -213,7 +213,7 @@ def one_tensor(by_key: StateByKey) -> dict[str, Any]:
     return {first: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
 
 
-def saved_part(saved: Leaves, name: Name, extent: Extent, recall: Recall) -> torch.Tensor | None:
+def saved_part(saved: Leaves, name: Name, extent: Extent, read_saved: TensorReader) -> torch.Tensor | None:
     """Return the part of a saved tensor that has this extent. If another part was kept, or only a digest, it
     is that of the checkpoint, which need not be the same."""
     leaf = saved.get(name)
@@ -221,7 +221,7 @@ def saved_part(saved: Leaves, name: Name, extent: Extent, recall: Recall) -> tor
         return leaf.local
     if not isinstance(leaf, TensorLeaf | DigestedLeaf):
         return None
-    full = recall(name)
+    full = read_saved(name)
     return extent.take(full) if full is not None and tuple(full.shape) == leaf.extent.shape else None
 
 

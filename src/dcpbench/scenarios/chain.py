@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.core.rank_report import Skip
 
 
-def begin(cell: Cell) -> tuple[Cell, Story]:
+def begin(cell: Cell) -> tuple[Cell, ReferenceRun]:
     """Train the run that never saves; return the cell with its steps, and the record of that run.
 
     Raises:
@@ -21,17 +21,17 @@ def begin(cell: Cell) -> tuple[Cell, Story]:
     return uninterrupted.begin(cell, exactly=True)
 
 
-def save(cell: Cell, unsaved: Story) -> tuple[Cell, Story]:
+def save(cell: Cell, unsaved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves
-    reference = replace(steps.build(cell, unsaved), ends=tuple(plan[1:]))
+    reference = replace(steps.build_reference(cell, unsaved), ends=tuple(plan[1:]))
     steps.train_and_save(cell, reference, at=plan[:1])
-    uninterrupted.compare(cell, unsaved, reference)
+    uninterrupted.compare_final_states(cell, unsaved, reference)
     return cell, reference
 
 
-def follow(cell: Cell, saved: Story) -> tuple[Cell, Story]:
+def follow(cell: Cell, saved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
     """Resume from the newest checkpoint; if the plan has a later save, save there, and train on. Each run
     ends in the states of the reference run."""
     number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]

@@ -18,7 +18,7 @@ from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import record_restored
-from dcpbench.compare.controls import compare_controlled, unlike
+from dcpbench.compare.controls import compare_controlled, perturbed_where
 from dcpbench.compare.leaves import Comparison
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared, Skip
@@ -54,7 +54,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         before.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
 
     tuning, unsaved = uninterrupted.begin(tuning, prepare=load_pretrained)
-    reference = steps.build(tuning, unsaved)
+    reference = steps.build_reference(tuning, unsaved)
     verify_frozen = partial(_verify_frozen, tuning, replace(saved, by_content=True))
     unrestored = retained(_frozen(reference.trained))
     steps.load(before, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
@@ -62,11 +62,11 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     checks.verify_absent_key(before, saved)
     checkpoints = steps.train_and_save(tuning, reference)
     verify_frozen(reference.trained, Place("tuned"))
-    uninterrupted.compare(tuning, unsaved, reference)
+    uninterrupted.compare_final_states(tuning, unsaved, reference)
 
     target = steps.build_target(tuning, reference)
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        controls = checks.make_different(tuning, target, checkpoint, number)
+        controls = checks.perturb_target(tuning, target, checkpoint, number)
         steps.load(before, target, saved, state=_part(tuning, target, submodules))
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint, controls)
@@ -105,9 +105,9 @@ def _verify_frozen(
     part = StatePart.model
     with cell.phase("verify", "equality"):
         expected, actual = pretrained.state[part], _frozen(run)
-        recall = pretrained.recall_of(part, cell.checkpointer)
-        how = partial(pretrained.compare, group=cell.world.group, recall=recall)
-        control = control or unlike(expected, actual, actual)
+        read_saved = pretrained.reader_of(part, cell.checkpointer)
+        how = partial(pretrained.compare, group=cell.world.group, read_saved=read_saved)
+        control = control or perturbed_where(expected, actual, actual)
         compared = compare_controlled(expected, actual, control, how=how)
         record_restored(cell, pretrained, {part: Comparison(expected, actual, compared)}, where)
 

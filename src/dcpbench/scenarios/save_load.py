@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.cell import checkpoint_files, checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 
@@ -19,7 +19,7 @@ def save_load(cell: Cell) -> None:
     load_and_resume(*uninterrupted.save(*uninterrupted.begin(cell)))
 
 
-def load_and_resume(cell: Cell, saved: Story) -> None:
+def load_and_resume(cell: Cell, saved: ReferenceRun) -> None:
     """Load each checkpoint, the newest first, into a model that nothing was loaded into before; train on."""
     target = steps.build_target(cell, saved)
     checkpoints = checkpoint_files.remaining(cell, saved.checkpoints)

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.core.state import Name, text_of
 from dcpbench.formats.audit import Entry
-from dcpbench.state.snapshot import flattened, mapped
+from dcpbench.state.snapshot import flattened, map_leaves
 
 
 def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +61,12 @@ class _TensorsOnly:
 
     def state_dict(self) -> dict[str, Any]:
         self._given = self._wrapped.state_dict() if isinstance(self._wrapped, Stateful) else self._wrapped
-        tensors: dict[str, Any] = mapped(self._given, self._packed, (self._name,))
+        tensors: dict[str, Any] = map_leaves(self._given, self._packed, (self._name,))
         return tensors
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         filled = flattened(state_dict)
-        loaded = mapped(self._given, lambda value, name: unpacked(filled[text_of(name)], like=value))
+        loaded = map_leaves(self._given, lambda value, name: unpacked(filled[text_of(name)], like=value))
         if isinstance(self._wrapped, Stateful):
             self._wrapped.load_state_dict(loaded)
         else:

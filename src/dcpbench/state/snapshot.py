@@ -109,7 +109,7 @@ class DigestedLeaf:
 
 
 @dataclass(frozen=True)
-class Idle:
+class EmptyShard:
     """An optimizer's entry for a parameter of which this rank has no element. It can be absent (FSDP1 keeps
     or drops such entries from call to call); if both sides have one, they must be equal."""
 
@@ -143,7 +143,7 @@ class Slot(NamedTuple):
 
 
 Leaf = Any
-"""`TensorLeaf` or `DigestedLeaf` for a tensor, `Idle`, or a copy of any other value."""
+"""`TensorLeaf` or `DigestedLeaf` for a tensor, `EmptyShard`, or a copy of any other value."""
 Leaves = dict[Name, Leaf]
 """Every piece of state by its name."""
 PLAIN = (DigestedLeaf, Extent)
@@ -194,7 +194,7 @@ def snapshot_optimizer(
             leaves |= snapshot_nested({parameter: entries}, ("state",))
             continue
         local_shape, parts_of = local_part(parameter).shape, parts_by_id[id(parameter)]
-        for holder, key, path in slots(entries):
+        for holder, key, path in leaf_slots(entries):
             entry = holder[key]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
             is_tensor = isinstance(entry, torch.Tensor)
@@ -204,7 +204,7 @@ def snapshot_optimizer(
                 idle = part.extent.numel == 0 and 0 not in part.extent.shape
                 here = entry if part.place is None or not lies else part.of(entry)
                 leaf = _leaf(here, str(key), part.extent if lies else None)
-                leaves["state", name, *path] = Idle(leaf) if idle else leaf
+                leaves["state", name, *path] = EmptyShard(leaf) if idle else leaf
                 if is_tensor and not like and len(parts_of) > 1:
                     entry = entry.clone()  # each parameter in a flat one has a separate counter
     for number, group in enumerate(optimizer.param_groups):
@@ -240,7 +240,7 @@ def may_be_absent(name: Name, actual: Leaves) -> bool:
 def snapshot_nested(nested: Mapping[Any, Any], prefix: Name = ()) -> Leaves:
     """Return the values in nested containers by name."""
     leaves: Leaves = {}
-    for holder, key, name in slots(nested, prefix):
+    for holder, key, name in leaf_slots(nested, prefix):
         value = holder[key]
         leaves[name] = value if type(value) in SCALARS else _leaf(value, str(key), name=name)
     return leaves
@@ -266,7 +266,7 @@ def retained(leaves: Leaves) -> Leaves:
     }
     kept = {**leaves, **digested(large)} if large else leaves
     return {
-        name: _copied(leaf) if type(leaf) is TensorLeaf or type(leaf) is Idle else leaf
+        name: _copied(leaf) if type(leaf) is TensorLeaf or type(leaf) is EmptyShard else leaf
         for name, leaf in kept.items()
     }
 
@@ -290,7 +290,7 @@ def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
     return [tuple(next(fetched) for _ in blocks) for blocks in counted]
 
 
-def digest_of(leaf: Leaf) -> Digest | None:
+def content_digest(leaf: Leaf) -> Digest | None:
     """Return the digest of a part; None if the leaf is not a tensor."""
     if isinstance(leaf, DigestedLeaf):
         return add(*leaf.blocks)
@@ -308,7 +308,7 @@ def _copied(leaf: Leaf) -> Leaf:
     if type(leaf) is TensorLeaf:
         local = leaf.local.clone(memory_format=torch.contiguous_format)
         return TensorLeaf(local, leaf.extent, leaf.placements, leaf.kind)
-    return Idle(_copied(leaf.leaf)) if type(leaf) is Idle else leaf
+    return EmptyShard(_copied(leaf.leaf)) if type(leaf) is EmptyShard else leaf
 
 
 def named_parts(model: nn.Module) -> ParameterParts:
@@ -438,23 +438,23 @@ def expected_of(leaves: Mapping[Key, Leaf]) -> dict[str, Entry]:
         if isinstance(leaf, TensorLeaf | DigestedLeaf)
         else Entry()
         for name, leaf in leaves.items()
-        if not isinstance(leaf, Idle)
+        if not isinstance(leaf, EmptyShard)
     }
 
 
-def is_gone_into(value: Any) -> bool:
+def is_container(value: Any) -> bool:
     """Return whether DCP flattens a value; any other value is stored under one key."""
     if type(value) in _UNDIVIDED:
         return False
     if isinstance(value, list):
         plain = SCALARS.issuperset(map(type, value))
         return not plain and any(
-            isinstance(element, torch.Tensor) or is_gone_into(element) for element in value
+            isinstance(element, torch.Tensor) or is_container(element) for element in value
         )
     return isinstance(value, Mapping)
 
 
-def items(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
+def entries_of(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
     """Return the key or index, the value and the name of each item of a container. A text keeps its
     quotes if there is a number with the same digits: DCP gives both the same key."""
     if isinstance(nested, list):
@@ -468,15 +468,15 @@ def items(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
     ]
 
 
-def slots(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
+def leaf_slots(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
     """Return the place of each value: its container, its key or index there, and its name."""
-    entries = items(nested, prefix)
+    entries = entries_of(nested, prefix)
     if _UNDIVIDED.issuperset(map(type, nested if isinstance(nested, list) else nested.values())):
         return [(nested, key, name) for key, _, name in entries]
     places: list[tuple[Any, Any, Name]] = []
     for key, entry, name in entries:
-        if type(entry) not in _UNDIVIDED and is_gone_into(entry):
-            places += slots(entry, name)
+        if type(entry) not in _UNDIVIDED and is_container(entry):
+            places += leaf_slots(entry, name)
         else:
             places.append((nested, key, name))
     return places
@@ -484,13 +484,13 @@ def slots(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
 
 def flattened(nested: Any) -> dict[str, Any]:
     """Return the values in nested containers by their flattened keys."""
-    return {text_of(name): container[key] for container, key, name in slots(nested)}
+    return {text_of(name): container[key] for container, key, name in leaf_slots(nested)}
 
 
-def mapped(nested: Any, change: Callable[[Any, Name], Any], prefix: Name = ()) -> Any:
+def map_leaves(nested: Any, change: Callable[[Any, Name], Any], prefix: Name = ()) -> Any:
     """Return a copy of a container, in which every value is `change(value, name)`."""
     copied = {
-        key: mapped(entry, change, name) if is_gone_into(entry) else change(entry, name)
-        for key, entry, name in items(nested, prefix)
+        key: map_leaves(entry, change, name) if is_container(entry) else change(entry, name)
+        for key, entry, name in entries_of(nested, prefix)
     }
     return [*copied.values()] if isinstance(nested, list) else copied

@@ -57,7 +57,7 @@ class CellRunner:
     console: Console
     display: ProgressDisplay
     shared: bool = False
-    repeated: dict[Mismatches, str] = field(default_factory=dict)
+    known_to_repeat: dict[Mismatches, str] = field(default_factory=dict)
     """Mismatches that a retry has repeated, with its cell; shared by the runners of a sweep."""
     imports: dict[str, Imports] = field(default_factory=dict)
     """Packages that the first ranks of a user's code have imported, by its targets and device."""
@@ -82,9 +82,9 @@ class CellRunner:
         self, retry: PlannedCell, first: Attempt, shown_as: str
     ) -> tuple[Attempt | None, str | None]:
         """Run a cell again, or return why not."""
-        how = _mismatches(retry.config, first.verdict)
-        if how in self.repeated:
-            return None, f"repeated by a retry in {self.repeated[how]}"
+        failure = _failure_pattern(retry.config, first.verdict)
+        if failure in self.known_to_repeat:
+            return None, f"repeated by a retry in {self.known_to_repeat[failure]}"
         try:
             second = self._run(retry, shown_as, "retry")
         except HostsLostError as error:
@@ -92,8 +92,8 @@ class CellRunner:
             return None, str(error)
         if not second.ends:
             return None, second.verdict.reason
-        if how and how == _mismatches(retry.config, second.verdict):
-            self.repeated.setdefault(how, shown_as)
+        if failure and failure == _failure_pattern(retry.config, second.verdict):
+            self.known_to_repeat.setdefault(failure, shown_as)
         return second, None
 
     def _finished(self, cell: PlannedCell, end: Attempt, flaky: bool | None = None) -> Finished:
@@ -112,7 +112,7 @@ class CellRunner:
             if skip := cell.skip or too_little_space(cell.config.storage, cell.checkpoints):
                 return Attempt(Verdict("skip", skip), _now())
             try:
-                write_hydra_folder(cell.folder, cell.overrides, cell.asked)
+                write_hydra_folder(cell.folder, cell.overrides, cell.requested)
                 cell.checkpoints.mkdir(parents=True)
             except OSError as error:
                 return Attempt(Verdict("error", f"the cell's folder could not be made: {error}"), _now())
@@ -146,9 +146,9 @@ class CellRunner:
         # A sweep that was interrupted can have left objects.
         say(self.console, remove_objects(cell.config.storage, cell.checkpoints))
         on_phase = partial(self.display.phase, shown_as)
-        self.executor.keep_only(set(cell.kinds))
+        self.executor.keep_only(set(cell.world_specs))
         code = f"{own_packages(cell.config)} {cell.config.device}"
-        for number, kind in enumerate(cell.kinds):
+        for number, kind in enumerate(cell.world_specs):
             run = RunId(self.folder.name, cell.name, number)
             spec = CellSpec(run, cell.config, str(cell.folder), str(cell.checkpoints))
             kind = replace(kind, imports=self.imports.get(code, Imports()))
@@ -169,7 +169,7 @@ def is_due(attempt: Attempt, config: Config) -> bool:
     return config.retry > 0 and config.fault.target is None and bool(attempt.ends) and not attempt.is_ok
 
 
-def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
+def _failure_pattern(config: Config, verdict: Verdict) -> Mismatches | None:
     """Return how a cell failed; None if not by mismatches."""
     if verdict.status != "fail":
         return None

@@ -19,7 +19,7 @@ from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.plan.plan import Plan, PlannedCell
 from dcpbench.plan.resources import Times, by_training, places, stretches
 from dcpbench.records import files, store
-from dcpbench.records.row import INTERRUPTED, Row, Run, exit_status
+from dcpbench.records.row import INTERRUPTED, Row, RunKey, exit_status
 from dcpbench.records.store import ResultsError, read_rows, write_csv
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.progress import ProgressDisplay, say
@@ -27,7 +27,7 @@ from dcpbench.sweep.signals import uninterrupted
 
 
 @dataclass
-class Sweep:
+class SweepDriver:
     """Run the cells that have none of the `rows`, which have no `details`.
 
     Cells that need the same ranks run one after another, or at the same time where the machine has room
@@ -39,7 +39,7 @@ class Sweep:
     plan: Plan
     engine: Engine
     console: Console
-    rows: dict[Run, Row]
+    rows: dict[RunKey, Row]
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     interrupted_by: ResultsError | HostsLostError | None = None
@@ -47,7 +47,7 @@ class Sweep:
     _kept: list[Row] = field(init=False, default_factory=list)
     """The rows of an earlier command."""
     _times: Times = field(init=False)
-    _repeated: dict[Mismatches, str] = field(default_factory=dict)
+    _known_to_repeat: dict[Mismatches, str] = field(default_factory=dict)
     _imports: dict[str, Imports] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
     """By the number of the runner and the GPUs of its ranks."""
@@ -143,7 +143,7 @@ class Sweep:
         store.write_json(self.folder / store.ENVIRONMENT_JSON, described)
 
     def _run_together(
-        self, together: Sequence[PlannedCell], display: ProgressDisplay, left: dict[Run, PlannedCell]
+        self, together: Sequence[PlannedCell], display: ProgressDisplay, left: dict[RunKey, PlannedCell]
     ) -> None:
         """Run cells that need the same ranks, and write each row when its cell ends; `left` have no row
         yet."""
@@ -157,7 +157,7 @@ class Sweep:
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Executors of an earlier stretch keep their ranks, which can be used again.
         executors = [self._executors.setdefault(place, self.engine.executor(place[1])) for place in numbered]
-        common = (self.console, display, shared, self._repeated, self._imports)
+        common = (self.console, display, shared, self._known_to_repeat, self._imports)
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
 

@@ -32,7 +32,7 @@ _MOST_CELLS = 50
 
 
 @dataclass(frozen=True)
-class CellPlan:
+class Forecast:
     """The plan for a cell: it would `run`, be a `skip` or is `done`; the estimated seconds, None if unknown;
     the reason; and the `known` failures that are expected of it."""
 
@@ -101,27 +101,27 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, options: Options) ->
     return int(missing) if to_run else exit_status(done.values())
 
 
-def _to_run(plans: Iterable[CellPlan]) -> list[PlannedCell]:
+def _to_run(plans: Iterable[Forecast]) -> list[PlannedCell]:
     return [plan.cell for plan in plans if plan.would == "run"]
 
 
-def _block(plans: Sequence[CellPlan], times: Times, gpus: int) -> dict[str, Any]:
+def _block(plans: Sequence[Forecast], times: Times, gpus: int) -> dict[str, Any]:
     """Return the cells of a block by plan, and the estimated seconds for all of them."""
     counts = Counter(plan.would for plan in plans)
     seconds = times.left(_to_run(plans), gpus)
     return {"cells": len(plans), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
 
 
-def _cell_plan(cell: PlannedCell, done: Row | None, times: Times) -> CellPlan:
+def _cell_plan(cell: PlannedCell, done: Row | None, times: Times) -> Forecast:
     """Return the plan for a cell, given its row if it is done, and the times of cells so far."""
     if done:
-        return CellPlan(cell, "done", f"{done.status}: {done.reason}" if done.reason else done.status)
+        return Forecast(cell, "done", f"{done.status}: {done.reason}" if done.reason else done.status)
     if skip := cell.skip or too_little_space(cell.config.storage, cell.checkpoints):
-        return CellPlan(cell, "skip", skip)
+        return Forecast(cell, "skip", skip)
     failures = [failure for failure in cell.known_failures if failure.always]
     known = tuple(f"{failure.id}: {failure.reason}" for failure in failures)
     because = "; ".join(f"known failure {failure.id}" for failure in failures)
-    return CellPlan(cell, "run", because, times.seconds(cell), known)
+    return Forecast(cell, "run", because, times.seconds(cell), known)
 
 
 def _target(target: str, file: str | None) -> str:
@@ -131,7 +131,7 @@ def _target(target: str, file: str | None) -> str:
 
 
 def _sections(
-    plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]] | None
+    plans: Sequence[Forecast], by_block: dict[str, dict[str, Any]] | None
 ) -> "Iterator[Table | Lines]":
     """Yield the cells, or blocks if they are given with the reasons for skips, and the known failures."""
     if by_block is None:
@@ -143,20 +143,20 @@ def _sections(
     yield from _reasons("known failures, which are expected:", known)
 
 
-def _cells(plans: Sequence[CellPlan]) -> "Table":
+def _cells(plans: Sequence[Forecast]) -> "Table":
     """Return the table of a run, with the plan in place of results. Repeats of a cell with the same plan are
     one line."""
     import pandas as pd
 
     from dcpbench.analysis.frame import frame_of
     from dcpbench.report.document import Table
-    from dcpbench.report.tables import told_apart
+    from dcpbench.report.tables import split_common_axes
 
     cells = [plan.cell for plan in plans]
     values: dict[str, list[Any]] = {axis: [cell.columns.get(axis) for cell in cells] for axis in AXES}
     words = ((word for word in cell.overrides if not word.startswith("repeat=")) for cell in cells)
-    title, shown_cells = told_apart(frame_of({**values, "overrides": [*map(shlex.join, words)]}))
-    lines: defaultdict[tuple[str, ...], list[CellPlan]] = defaultdict(list)
+    title, shown_cells = split_common_axes(frame_of({**values, "overrides": [*map(shlex.join, words)]}))
+    lines: defaultdict[tuple[str, ...], list[Forecast]] = defaultdict(list)
     for texts, plan in zip(shown_cells.to_numpy().tolist(), plans, strict=True):
         lines[*texts, plan.would, plan.because].append(plan)
     rows = []

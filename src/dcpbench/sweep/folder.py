@@ -32,7 +32,7 @@ _MULTIRUN_YAML = "multirun.yaml"
 
 
 @dataclass(frozen=True)
-class Record:
+class SweepRecord:
     """The request for a sweep: the words of the command line about its cells, the folder in which they
     were typed, the overrides of each cell by its name, each `storage.root` in which the sweep has a folder,
     and the block of each cell that is of one."""
@@ -44,7 +44,7 @@ class Record:
     blocks: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> "Record":
+    def read(cls, folder: Path) -> "SweepRecord":
         """Return the record in the folder of a sweep to resume."""
         where = f"resume {folder}"
         if not folder.is_dir():
@@ -94,7 +94,7 @@ class SweepFolder:
     kernel releases it when the driver ends, however it ends.
     """
 
-    def __init__(self, path: Path, record: Record) -> None:
+    def __init__(self, path: Path, record: SweepRecord) -> None:
         """Refuse a new folder that is not empty. The record of a resumed sweep has cells."""
         self.path, self.is_resumed, self._record = path, bool(record.cells), record
         self._lock: int | None = None

@@ -28,7 +28,7 @@ from dcpbench.config.schema import (
     schema_class,
 )
 from dcpbench.config.text import did_you_mean
-from dcpbench.sweep.folder import DIR, Record
+from dcpbench.sweep.folder import DIR, SweepRecord
 from dcpbench.sweep.signals import Signals
 
 _PATHS = ("storage.root", "known_failures", "nccl")
@@ -67,7 +67,7 @@ class Request:
     overrides: tuple[Override, ...]
     config_dir: Path | None
     options: Options
-    record: Record
+    record: SweepRecord
     signals: Signals
     began: float
     loader: Any = None
@@ -89,10 +89,10 @@ class Request:
                 without `--trust`; words ask for other cells than the recorded ones; the folder in which the
                 sweep was typed was removed.
         """
-        record = Record([], "", {}, [])
+        record = SweepRecord([], "", {}, [])
         if options.resume is not None:
             folder = options.resume.resolve()
-            record = Record.read(folder)
+            record = SweepRecord.read(folder)
             if not options.trust:
                 record.refuse_foreign(folder)
             recorded = [word for word in record.arguments if not word.startswith(_CONFIG_DIR)]
@@ -189,7 +189,7 @@ def _words(overrides: Sequence[Override], config_dir: Path | None) -> list[str]:
 
 
 def _refuse_other_cells(
-    asked: str, typed: Sequence[Override], recorded: Sequence[Override], record: Record
+    asked: str, typed: Sequence[Override], recorded: Sequence[Override], record: SweepRecord
 ) -> None:
     """Refuse words about the cells of a resumed sweep that are not recorded, and lists."""
     known = {*map(_item, recorded)}

@@ -26,7 +26,7 @@ from dcpbench.plan.plan import Plan, part_numbers, part_of, plan_of
 from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED, shared_gpu_sentences
 from dcpbench.records.store import ResultsError
-from dcpbench.sweep.driver import Sweep
+from dcpbench.sweep.driver import SweepDriver
 from dcpbench.sweep.folder import SweepFolder
 from dcpbench.sweep.progress import cells_sentence, ranks_sentence, say
 from dcpbench.sweep.request import Request
@@ -127,7 +127,7 @@ def _show(plan: Plan, request: Request, engine: Engine, folder: SweepFolder) -> 
 
 def _begun_sweep(
     plan: Plan, request: Request, engine: Engine, folder: SweepFolder, console: Console
-) -> Sweep:
+) -> SweepDriver:
     """Begin or resume a sweep in its folder. Return its driver, and import meanwhile what shows its rows."""
     valid = folder.valid_rows(plan.cells, request.options.rerun_failed)
     left = replace(plan, cells=[cell for cell in plan.cells if cell.run not in valid.lines])
@@ -141,7 +141,7 @@ def _begun_sweep(
     threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
     if left.cells:
         say(console, cells_sentence(left, folder.path), ranks_sentence(left))
-    return Sweep(folder.path, plan, engine, console, valid.rows, earlier)
+    return SweepDriver(folder.path, plan, engine, console, valid.rows, earlier)
 
 
 def _refuse_unusable_targets(plan: Plan, engine: Engine) -> None:

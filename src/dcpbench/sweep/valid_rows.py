@@ -15,7 +15,7 @@ from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
 from dcpbench.plan.plan import PlannedCell, code_digest
-from dcpbench.records.row import Row, Run, dict_in
+from dcpbench.records.row import Row, RunKey, dict_in
 from dcpbench.records.store import RESULTS_JSONL, Line
 from dcpbench.verdict.verdict import OUTSIDE
 
@@ -28,7 +28,7 @@ class ValidRows:
     """The lines of a folder whose rows are valid, by run; the others; the number of cells that run again by
     reason; whether the last line is torn; and how many rows belong to no cell. A new folder has none."""
 
-    lines: dict[Run, Line] = field(default_factory=dict)
+    lines: dict[RunKey, Line] = field(default_factory=dict)
     superseded: list[Line] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     torn: bool = False
@@ -36,7 +36,7 @@ class ValidRows:
     is_resumed: bool = False
 
     @property
-    def rows(self) -> dict[Run, Row]:
+    def rows(self) -> dict[RunKey, Row]:
         """The valid rows."""
         return {run: line.row for run, line in self.lines.items() if line.row}
 

@@ -19,15 +19,15 @@ from dcpbench.compare.leaves import (
     Absence,
     compare_elements,
     equal_together,
+    relative_distance,
     same_value,
-    share_of,
     unlike_tensors,
 )
 from dcpbench.compare.whole_tensors import real_elements
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, text_of
-from dcpbench.state.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
+from dcpbench.state.snapshot import EmptyShard, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
 
 TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
 """The largest difference that counts as close, as a fraction of the largest magnitude in the tensor. An
@@ -118,7 +118,7 @@ class TwinGradient:
         by_factor = self.factor_tolerance is not None and share > 2 * self.factor_tolerance
         return by_factor or bool((share * self.mean.abs() > 2 * self.tolerance).any())
 
-    def made_different(self, share: float) -> "TwinGradient":
+    def perturbed_leaf(self, share: float) -> "TwinGradient":
         """Return a gradient for the negative control, changed by this fraction; ones for a gradient of
         zeros."""
         other = self.mean * (1 + share) if bool(self.mean.any()) else torch.ones_like(self.mean)
@@ -195,7 +195,10 @@ def compare_gradient(
         if part.local is None:
             return Mismatch(name, Problem.only_twin, "gradient", facts=facts), used
         farthest = float(distance.max())
-        facts |= {"bounds": used, "share": share_of(farthest, float(twin.mean.abs().nan_to_num(0.0).max()))}
+        facts |= {
+            "bounds": used,
+            "share": relative_distance(farthest, float(twin.mean.abs().nan_to_num(0.0).max())),
+        }
         problem = Problem.nan if math.isnan(farthest) else Problem.far
         return Mismatch(name, problem, "gradient", farthest, facts), used
     if twin.factor_tolerance is None or part.whole is None:
@@ -235,7 +238,7 @@ def compare_step(
     found = list[Mismatch]()
     same = equal_together(_parts_with_twin(twin, actual))
     for name, leaf in actual.items():
-        if same.get(name) or isinstance(leaf, Idle):
+        if same.get(name) or isinstance(leaf, EmptyShard):
             continue
         if name in same and name not in tolerances and not closely:
             found.append(Mismatch(text_of(name), Problem.differs, leaf.kind))
@@ -342,7 +345,7 @@ def compare_losses(
         if other is not None and math.isnan(other):
             problem = Problem.nan
         elif distance is not None:
-            facts["share"] = share_of(distance, abs(one))
+            facts["share"] = relative_distance(distance, abs(one))
         found.append(Mismatch(loss_name(step), problem, None, distance, facts))
     return found
 
@@ -357,15 +360,15 @@ def compare_resumed(
     losses: list[float],
     first: int,
     close: tuple[str, Iterable[torch.dtype]] | None,
-    alive: Sequence[bool],
+    had_gradient: Sequence[bool],
     unrestored: list[float],
 ) -> Compared:
     """Compare losses from step `first` on with the uninterrupted run's, as `compare_losses`. The control is
     the losses of an unrestored model, from step 1 on, which must be reported.
 
-    A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The losses
-    of two models can be close at some steps by coincidence: there the loss of the unrestored model's step
-    before must be reported.
+    A loss can show a difference if it is finite and not zero, and there was a gradient (`had_gradient`). The
+    losses of two models can be close at some steps by coincidence: there the loss of the unrestored model's
+    step before must be reported.
 
     Args:
         close: the name of a tolerance and the dtypes of both runs, if the losses need only be close.
@@ -373,7 +376,7 @@ def compare_resumed(
     tolerance = loss_tolerance(TOLERANCES[close[0]], close[1]) if close else None
     usable = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
-        for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), first)
+        for step, (loss, has_gradient) in enumerate(zip(losses, had_gradient, strict=False), first)
     }
     last = first + len(expected) - 1
     others = (unrestored[first - 1 - back : last - back] for back in (0, 1) if back < first)
@@ -382,6 +385,6 @@ def compare_resumed(
         for other in others
         for mismatch in compare_losses(expected[: len(other)], other, first, tolerance)
     }
-    fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
+    detected = {name: is_usable and name in reported for name, is_usable in usable.items()}
     names = [loss_name(step) for step in range(first, last + 1)]
-    return Compared(compare_losses(expected, losses, first, tolerance), dict.fromkeys(names, True), fired)
+    return Compared(compare_losses(expected, losses, first, tolerance), dict.fromkeys(names, True), detected)

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.compare.across_layouts import compare_replicas
-from dcpbench.compare.controls import all_different, compared_names, controllable
+from dcpbench.compare.controls import compared_names, controllable, perturbed_leaves
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.whole_tensors import (
     Parts,
@@ -216,8 +216,8 @@ class Lockstep:
         self, step: int, uses: Sequence[Use], number: int, gradients: _Gradients, words: str, sums: _Sums
     ) -> None:
         """Compare the gradients at a use with the twins' `sums`; `words` follow their names."""
-        leaves, proven = self._leaves, self._results[GRADIENT].fired
-        mismatches, names, fired = list[Mismatch](), dict[str, bool](), dict[str, bool]()
+        leaves, proven = self._leaves, self._results[GRADIENT].detected
+        mismatches, names, detected = list[Mismatch](), dict[str, bool](), dict[str, bool]()
         parts: dict[str, GradientPart] = {}
         for name, twin in self._twin_gradients(sums):
             bound, of_use = self._bound(leaves[name].dtype), name + words
@@ -232,8 +232,8 @@ class Lockstep:
                 continue
             names[of_use] = leaves[name].extent.numel > 0
             if names[of_use]:
-                control = compare_gradient(name, step, part, twin.made_different(bound.control))
-                fired[of_use] = control[0] is not None
+                control = compare_gradient(name, step, part, twin.perturbed_leaf(bound.control))
+                detected[of_use] = control[0] is not None
 
         if self._explain and self._world.any_rank(mismatches):
             reference = self._reference(gradients)
@@ -241,7 +241,7 @@ class Lockstep:
             mismatches = [*self._explain({GRADIENT: comparison}, reference)[GRADIENT].found]
         late = SECOND_DERIVATIVES if {step - 1, step} & self._second_derivatives else None
         mismatches = [replace(wrong, name=wrong.name + words, by=wrong.by or late) for wrong in mismatches]
-        self._results[GRADIENT] += Compared(mismatches, names, fired)
+        self._results[GRADIENT] += Compared(mismatches, names, detected)
 
     def _summed(self, gradients: _Gradients, flags: Sequence[float] = (), compares: bool = True) -> _Sums:
         """Sum the twins' gradients of all shares of a batch, if they are compared, and before them these
@@ -300,18 +300,20 @@ class Lockstep:
 
     def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> Compared:
         """Compare the state after a step with the twin's."""
-        twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].fired
+        twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].detected
         self._actual = actual = state_of(self._run, self._own_parts)
         elsewhere = set[Name]()
         if self._run.pipeline:
             elsewhere = set[Name]().union(*self._world.gathered({*actual})) - actual.keys()
         mismatches = compare_step(step, twin, actual, elsewhere, tolerances)
         due = [text for text in controllable(actual) if not proven.get(text)]
-        other = changed_beyond(all_different({name: actual[name] for name in named(actual, due)}), tolerances)
+        other = changed_beyond(
+            perturbed_leaves({name: actual[name] for name in named(actual, due)}), tolerances
+        )
         control = compare_step(step, twin, other, twin, closely=False) if due else ()
         reported = {mismatch.name for mismatch in control}
-        fired = {name: name in reported for name in due}
-        return Compared(mismatches, compared_names(actual), fired)
+        detected = {name: name in reported for name in due}
+        return Compared(mismatches, compared_names(actual), detected)
 
     def results(self, unrestored: Sequence[float]) -> dict[str, Compared]:
         """Return the results by check, after the last step; collective. Gradients that are all zero prove
@@ -322,11 +324,11 @@ class Lockstep:
         if self._second_derivatives and self._world.any_rank(late):
             self.why_not_resumed = _LATE
         if not self._alive:
-            made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].fired, False))
+            made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].detected, False))
         if LOSS not in self.not_applied:
             made[LOSS] = self._compare_losses(unrestored)
         made[REPLICAS] = self._compare_replicas()
-        if not made[REPLICAS].fired:
+        if not made[REPLICAS].detected:
             self.not_applied[REPLICAS] = NO_REPLICAS
         return {check: compared for check, compared in made.items() if check not in self.not_applied}
 
@@ -335,14 +337,14 @@ class Lockstep:
         with other parameters; a loss that is not finite, or zero, or has no gradient proves nothing."""
         losses = self._run.train_state.losses
         others = [*losses, *unrestored]
-        alive = self._run.alive[-len(self.twin_losses) :]
-        mismatches, fired = list[Mismatch](), dict[str, bool]()
-        for (step, twin), lives in zip(self.twin_losses.items(), alive, strict=True):
+        had_gradient = self._run.had_gradient[-len(self.twin_losses) :]
+        mismatches, detected = list[Mismatch](), dict[str, bool]()
+        for (step, twin), lives in zip(self.twin_losses.items(), had_gradient, strict=True):
             loss = losses[step - 1]
             mismatches += self._far(step, twin)
             usable = math.isfinite(loss) and loss != 0.0 and lives
-            fired[loss_name(step)] = usable and any(self._far(step, other) for other in others)
-        return Compared(mismatches, dict.fromkeys(fired, True), fired)
+            detected[loss_name(step)] = usable and any(self._far(step, other) for other in others)
+        return Compared(mismatches, dict.fromkeys(detected, True), detected)
 
     def _far(self, step: int, twin: float) -> list[Mismatch]:
         near = loss_share(self._twin.computes_in) * max(abs(twin), self._loss_sizes[step])

@@ -33,7 +33,7 @@ from dcpbench.state.snapshot import (
     snapshot_model,
 )
 from dcpbench.twin.gradients import rounding, step_tolerances
-from dcpbench.workloads.batch import Batch, mapped
+from dcpbench.workloads.batch import Batch, map_tensors
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.parallelisms import is_trained
 
@@ -179,7 +179,9 @@ class Twin:
                     change = partial(with_jittered_input, size)
                     hooks.callback(module.register_forward_pre_hook(change).remove)
             # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
-            taken = self._taken(run, self._batch if run.is_users else mapped(jittered, self._batch), uses)
+            taken = self._taken(
+                run, self._batch if run.is_users else map_tensors(jittered, self._batch), uses
+            )
         buffers = _floating_buffers(run)
         return replace(taken, buffers=retained({name: buffers[name] for name in written}), worst=max(worst))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import DISK_FULL, RaisedError
 from dcpbench.core.stage_end import RankEnd, StageEnd
-from dcpbench.verdict.first_cause import Stop, stop_of
+from dcpbench.verdict.first_cause import StageStop, stop_of
 from dcpbench.verdict.judge import failed_check, first_mismatch_of, judge
 from dcpbench.verdict.known_failures import KnownFailure, with_known_failures
 from dcpbench.verdict.sentences import cause_sentence
@@ -43,7 +43,7 @@ def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     return _as_consequence(with_known_failures(expected.known_failures, verdict))
 
 
-def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
+def _stopped(stop: StageStop, ends: Sequence[StageEnd]) -> Verdict:
     if stop.cause is None:
         return Verdict(stop.status, stop.problem)
     reports = [report for end in ends for report in end.observed]

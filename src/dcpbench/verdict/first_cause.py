@@ -15,7 +15,7 @@ _DEATH_IS_NOTICED_S = 0.25
 
 
 @dataclass(frozen=True)
-class Stop:
+class StageStop:
     """The reason why a stage did not end as expected.
 
     >>> stop_of(StageEnd(not_run="no host is free")).problem
@@ -36,16 +36,16 @@ class Stop:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
+def stop_of(end: StageEnd, dies: str | None = None) -> StageStop | None:
     """Return why a stage did not end as expected; None if it did.
 
     Args:
         dies: the stage's function, if a rank has to die in it.
     """
     if end.skip or end.not_run:
-        return Stop("skip" if end.skip else "error", problem=end.skip or end.not_run)
+        return StageStop("skip" if end.skip else "error", problem=end.skip or end.not_run)
     if end.is_complete:
-        return Stop("error", problem=f"expected a rank to die in {dies}, but none did") if dies else None
+        return StageStop("error", problem=f"expected a rank to die in {dies}, but none did") if dies else None
     first = _first_cause(end.ranks)
     if first is None:
         return _timeout(end)
@@ -67,8 +67,8 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
             for rank in end.ranks
             if rank.failed and (rank is first or not rank.failed.secondary)
         )
-        return Stop("error", error, place=place, raised=raised, details=details)
-    return None if dies else Stop("crash", first, place=place, details=details)
+        return StageStop("error", error, place=place, raised=raised, details=details)
+    return None if dies else StageStop("crash", first, place=place, details=details)
 
 
 def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
@@ -87,7 +87,7 @@ def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
     return min(causes or consequences, key=lambda cause: cause[0], default=(0.0, None))[1]
 
 
-def _timeout(end: StageEnd) -> Stop:
+def _timeout(end: StageEnd) -> StageStop:
     assert end.limit
     phase, limit_s = end.limit
     waiting = [rank for rank in end.ranks if rank.waiting]
@@ -102,7 +102,7 @@ def _timeout(end: StageEnd) -> Stop:
         hosts={rank.rank: rank.host for rank in late if end.hosts},
     )
     doing = {str(rank): frame for rank, frame in reached.doing.items()}
-    return Stop("timeout", reached, details={"limit": reached.key, "doing": doing})
+    return StageStop("timeout", reached, details={"limit": reached.key, "doing": doing})
 
 
 def _phases(ranks: Sequence[RankEnd]) -> dict[int, str]:

@@ -35,7 +35,7 @@ _pytree = PYTREE.value
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
-def mapped(
+def map_tensors(
     change: Callable[[Any], Any],
     batch: Batch,
     unknown: Callable[[Any], Any] | None = None,
@@ -86,7 +86,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     def moved(value: Any) -> Any:
         return value.to(device) if callable(getattr(value, "to", None)) else value
 
-    return mapped(moved, batch, moved)
+    return map_tensors(moved, batch, moved)
 
 
 def leaves(batch: Batch) -> list[Any]:
@@ -97,9 +97,9 @@ def leaves(batch: Batch) -> list[Any]:
         if id(node) not in visited and not isinstance(node, ModuleType):
             visited[id(node)] = node  # objects can contain each other
             content = [*node] if isinstance(node, PackedSequence) else object.__getstate__(node)
-            mapped(content_leaves.append, content, visit)
+            map_tensors(content_leaves.append, content, visit)
 
-    mapped(content_leaves.append, batch, visit, lambda node: isinstance(node, (*_PLAIN, *_ARRAYS)))
+    map_tensors(content_leaves.append, batch, visit, lambda node: isinstance(node, (*_PLAIN, *_ARRAYS)))
     return content_leaves
 
 
@@ -110,7 +110,7 @@ def samples_of(batch: Batch) -> int | None:
     if _is_of_containers(batch):
         return len(batch) if any(_rows(container) != _rows(batch[0]) for container in batch) else None
     nodes: list[Any] = []
-    mapped(nodes.append, batch, lambda node: None, partial(_is_divisible, batch))
+    map_tensors(nodes.append, batch, lambda node: None, partial(_is_divisible, batch))
     rows = _rows(tuple(node for node in nodes if isinstance(node, _ARRAYS)))
     rows = rows - {1} or rows
     samples = next(iter(rows), 0)
@@ -134,7 +134,7 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
         ValueError: there are fewer samples than parts, or the shapes do not show what a sample is.
         TypeError: dcpbench cannot find the tensors.
     """
-    mapped(lambda value: value, batch, _only_movable)
+    map_tensors(lambda value: value, batch, _only_movable)
     if of == 1:
         return batch
     samples = samples_of(batch)
@@ -152,7 +152,7 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
     def is_shared(node: Any) -> bool:
         return _is_divisible(batch, node) and getattr(node, "ndim", 1) > 0 and len(node) == samples
 
-    return mapped(lambda node: node[begin:end], batch, is_leaf=is_shared)
+    return map_tensors(lambda node: node[begin:end], batch, is_leaf=is_shared)
 
 
 def size_of_share(samples: int, number: int, of: int) -> int:

@@ -45,7 +45,7 @@ SEVERAL = (Mapping, list, tuple)
 """Types in which a user's function returns several optimizers or schedulers."""
 
 
-def listed(returned: Any, what: str) -> list[Any]:
+def as_list(returned: Any, what: str) -> list[Any]:
     """Return the optimizers or schedulers that a user's function returned, one or several.
 
     Raises:
@@ -67,7 +67,7 @@ def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 
 def as_one(returned: Any) -> torch.optim.Optimizer:
     """Return the optimizers that a user's function returned as one."""
-    several = listed(returned, "optimizer")
+    several = as_list(returned, "optimizer")
     return Optimizers(several) if isinstance(returned, SEVERAL) else returned
 
 

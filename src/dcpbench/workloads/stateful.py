@@ -24,7 +24,7 @@ from dcpbench.state.snapshot import Leaves, snapshot_model, snapshot_nested
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import each_of
 
-State = Mapping[str, Any] | Callable[[nn.Module], Mapping[str, Any]]
+ObjectsByName = Mapping[str, Any] | Callable[[nn.Module], Mapping[str, Any]]
 """Objects by name, or a function of the wrapped model that returns them."""
 TAKEN = ("model", "optimizer", "scheduler", "noise", "tensor_object", "train_state", "random")
 """The other top-level keys of a checkpoint."""

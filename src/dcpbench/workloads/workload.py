@@ -25,7 +25,7 @@ from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.parallelisms import layers
-from dcpbench.workloads.stateful import TAKEN, State
+from dcpbench.workloads.stateful import TAKEN, ObjectsByName
 
 Loss = Callable[[nn.Module, Batch], Any]
 """Returns a scalar or, in a user's workload, a dictionary of scalars."""
@@ -91,7 +91,7 @@ class Workload:
     step: UserStep | None = None
     layers: Sequence[str] = ()
     tp_plan: Mapping[str, str] = field(default_factory=dict)
-    state: State | None = None
+    state: ObjectsByName | None = None
     not_saved: Sequence[str] = ()
 
 
@@ -160,7 +160,7 @@ def is_not_saved(workload: Workload, name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in workload.not_saved)
 
 
-def _objects(state: State | None, where: str, model: nn.Module) -> Mapping[str, Any]:
+def _objects(state: ObjectsByName | None, where: str, model: nn.Module) -> Mapping[str, Any]:
     """Return the objects of a user's workload.
 
     Raises:

@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 from dcpbench.cell import checks
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
@@ -31,7 +31,7 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
     dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
     leaves = snapshot_nested({"w": torch.ones(2)})
     checkpoint = Checkpoint(1, str(tmp_path / "1"), {StatePart.model: leaves})
-    checks.make_different(cell, run, checkpoint)
+    checks.perturb_target(cell, run, checkpoint)
     before = cell.unrestored[checkpoint.checkpoint_id]
     assert bool(before) == (save != "sync")
     if not before:
@@ -41,7 +41,7 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
     wrong = Compared([Mismatch(text_of(name), Problem.differs) for name in actual], {}, {})
 
     def explained() -> set[Name]:
-        about = Differences(checkpoint, {StatePart.model: Comparison(leaves, actual, wrong)}, was)
+        about = LoadReference(checkpoint, {StatePart.model: Comparison(leaves, actual, wrong)}, was)
         (state,) = own_chunks.defect.expected(cell, "restored", about)
         return same_leaves(state[StatePart.model], actual)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.compare.stored import StoredChunk
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -23,16 +23,16 @@ from dcpbench.plugins.defects.own_chunks import loaded_alone
 from dcpbench.plugins.defects.sliced_by_shard import is_cut, set_again
 from dcpbench.plugins.defects.state_of_frozen import without_frozen
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
+from dcpbench.state.snapshot import DigestedLeaf, EmptyShard, Leaves, TensorLeaf, digested
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, world
 
 
-def restored(check: str, saved: Leaves, actual: Leaves) -> Differences:
+def restored(check: str, saved: Leaves, actual: Leaves) -> LoadReference:
     """Return the reference of a load in which all names differ."""
     checkpoint = Checkpoint(1, "", {check: saved})
     found = [Mismatch(text_of(name), Problem.differs) for name in actual]
-    return Differences(checkpoint, {check: Comparison(saved, actual, Compared(found, {}, {}))})
+    return LoadReference(checkpoint, {check: Comparison(saved, actual, Compared(found, {}, {}))})
 
 
 @settings(deadline=None, max_examples=100)
@@ -66,11 +66,11 @@ def test_slices_by_tp_shard_are_computed(
     saved = digested(live) if large else live
     actual: Leaves = {name: TensorLeaf(each, extent, None) for name, each in restored.items()}
     by_shard = partial(slices, saved, actual, is_sliced=is_cut, set_again=partial(set_again, shards=shards))
-    once, again = by_shard(recall=lambda name: tensor)
+    once, again = by_shard(read_saved=lambda name: tensor)
     assert same_leaves(once, actual) | same_leaves(again, actual) == {"once", "again"}
     others = tensor + 1, tensor.view(torch.int32), torch.cat([tensor, tensor]), None
     for other in others:
-        made = by_shard(recall=lambda name, held=other: held)
+        made = by_shard(read_saved=lambda name, held=other: held)
         assert made == ({}, {}), "the checkpoint does not hold what was saved"
 
 
@@ -98,7 +98,14 @@ def test_values_of_any_replica_are_explained(
     def leaves(value: float) -> Leaves:
         tensor = torch.full((2,), value)
         leaf = TensorLeaf(tensor, whole(tensor), None)
-        return {"first": leaf, "idle": Idle(leaf), "lr": value, "dtype": leaf, "none": leaf, "last": leaf}
+        return {
+            "first": leaf,
+            "idle": EmptyShard(leaf),
+            "lr": value,
+            "dtype": leaf,
+            "none": leaf,
+            "last": leaf,
+        }
 
     saved, actual = leaves(1.0), leaves(2.0)
     actual["none"] = replace(actual["none"], local=torch.full((2,), 3.0))
@@ -169,7 +176,7 @@ def test_list_equal_to_the_tuple_is_explained() -> None:
     [
         ({}, {("state", "w", "step"), ("state", "w", "sum")}),
         ({("state", "w", "step"): 1.0}, set()),  # restored in part
-        ({("state", "w", "step"): Idle(1.0)}, {("state", "w", "step"), ("state", "w", "sum")}),
+        ({("state", "w", "step"): EmptyShard(1.0)}, {("state", "w", "step"), ("state", "w", "sum")}),
         ({("state", "ww", "step"): 1.0}, {("state", "w", "step"), ("state", "w", "sum")}),
     ],
 )

@@ -13,11 +13,11 @@ from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.plugins.hosts import host_agent
 from dcpbench.plugins.hosts.host_agent import Event, HostAgent, HostEnvironment
-from dcpbench.rank.messages import CellSpec, RunId, StoreAddress, WorldKind
+from dcpbench.rank.messages import CellSpec, RunId, StoreAddress, WorldSpec
 from support import drivers
 from support.alone import config
 
-KEY = (0, WorldKind(2, "cpu", True))
+KEY = (0, WorldSpec(2, "cpu", True))
 LIMITS = TimeoutsConfig(cell_s=60)
 
 

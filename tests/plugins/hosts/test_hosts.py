@@ -23,10 +23,10 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import HostsLostError, engine_of
 from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
-from dcpbench.plugins.hosts.host_agent import State
-from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
+from dcpbench.plugins.hosts.host_agent import HostState
+from dcpbench.plugins.hosts.hosts import HostProxy, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
-from dcpbench.rank.messages import CellSpec, RunId, WorldKind
+from dcpbench.rank.messages import CellSpec, RunId, WorldSpec
 from dcpbench.records.store import read_rows
 from support.alone import config
 from support.commands import main as report
@@ -34,12 +34,12 @@ from support.commands import python
 from support.hosts import copy_dcpbench
 from support.pretended_engine import PRETENDED
 
-TWO_RANKS = WorldKind(2, "cpu", True)
+TWO_RANKS = WorldSpec(2, "cpu", True)
 HERE = {"python": platform.python_version(), **installation()}
 
 
 @dataclass(eq=False)
-class Answers(Agent):
+class Answers(HostProxy):
     """An agent of a host that differs from this one in what it is `like`; it does not tell what is null.
 
     About a stage it answers with `events`, a list for each call; then it is silent, and dies once the stage
@@ -62,7 +62,7 @@ class Answers(Agent):
         answers = {
             "target_error": self.lacks,
             "describe": {name: value for name, value in described.items() if value},
-            "state": State(time.time(), time.monotonic(), True, None),
+            "state": HostState(time.time(), time.monotonic(), True, None),
             "listen": 1,
         }
         call: Future[Any] = Future()
@@ -109,7 +109,7 @@ def host(name: str, events: Sequence[Any] = (), **like: Any) -> Answers:
     return Answers(name, "127.0.0.1", (), like=like, events=[*events])
 
 
-def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
+def placed(cluster: Cluster, kind: WorldSpec = TWO_RANKS) -> dict[str, range]:
     """Return the placement of the ranks of a cell that starts now."""
     executor = cluster.executor(())
     spec = CellSpec(RunId("tests", "cell", 0), config(), "", "")
@@ -134,7 +134,7 @@ def test_cells_wait_for_the_requested_hosts(monkeypatch: pytest.MonkeyPatch) -> 
     assert placed(Cluster(ExecutorConfig("ray"), [a])) == {"a": range(2)}, "no number was requested"
     two = ExecutorConfig("ray", hosts=2)
     assert placed(Cluster(two, [a], [a], [a, b])) == {"a": range(1), "b": range(1, 2)}
-    assert placed(Cluster(two, [a]), WorldKind(1, "cpu", True)) == {"a": range(1)}, "one rank is on one host"
+    assert placed(Cluster(two, [a]), WorldSpec(1, "cpu", True)) == {"a": range(1)}, "one rank is on one host"
     monkeypatch.setattr(hosts_executor, "HOSTS_S", 0.3)
     lost = "2 ranks have no room on the hosts that are left (executor.hosts=2): a is"
     with pytest.raises(HostsLostError, match=re.escape(lost)):
@@ -235,7 +235,7 @@ def test_host_with_other_code_is_refused(like: dict[str, Any], differs: str) -> 
     with pytest.raises(HostsLostError, match=message):
         placed(late)
     assert "start" not in b.asked
-    assert placed(late, WorldKind(1, "cpu", True)) == {"a": range(1)}, "host b is not needed"
+    assert placed(late, WorldSpec(1, "cpu", True)) == {"a": range(1)}, "host b is not needed"
 
 
 def installed(variables: dict[str, str]) -> str:

@@ -102,7 +102,7 @@ def _train_and_save(cell: Cell, folder: str) -> Run:
     """Train and save as planned, and train on until the save to be killed. Hand over to the next stage the
     results of a run that is not killed."""
     plan = _with_killed_save(cell)
-    reference = replace(steps.build(plan), ends=tuple(plan.config.save_steps))
+    reference = replace(steps.build_reference(plan), ends=tuple(plan.config.save_steps))
     steps.advance(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
         run = steps.parallel_run(cell, cell.config.seed)

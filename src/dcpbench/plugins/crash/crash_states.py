@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, Save
+from dcpbench.cell.checkpoint import Checkpoint, SaveInFlight
 from dcpbench.cell.checks import verify_values
 from dcpbench.cell.handover import leave, take
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.compare.across_layouts import compare_ranks
 from dcpbench.core.mismatch import Mismatch, Place
@@ -40,7 +40,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     inside = cell.vary(folder=_SAVED)
     for name in (_SAVED, _LOGS):
         (cell.folder / name).mkdir(exist_ok=True)
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     steps.advance(cell, reference, until=cell.config.steps_before_save)
     old = steps.save(inside, reference.trained, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
@@ -70,10 +70,10 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     second.close()
     # A recorded save takes longer.
     del cell.report.measurements[measured:]
-    leave(cell, Story(left), any_layout=True)
+    leave(cell, ReferenceRun(left), any_layout=True)
 
 
-def _left(cell: Cell, save: Save) -> Checkpoint:
+def _left(cell: Cell, save: SaveInFlight) -> Checkpoint:
     """Describe a checkpoint to one process that loads it alone; collective. Values on which the ranks
     disagree are left out: no load can restore them on all ranks, which other checks report."""
     state, saved = State(), save.checkpoint
@@ -110,7 +110,7 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     _verify(cell, surveyed, controls, succeeded, step)
 
 
-def _load_complete(cell: Cell, story: Story) -> list[Values]:
+def _load_complete(cell: Cell, story: ReferenceRun) -> list[Values]:
     """Load the old and the new checkpoint and compare them with the live state when they were saved. Return
     the values of both; if the second save was refused, only those of the old one."""
     values = list[Values]()

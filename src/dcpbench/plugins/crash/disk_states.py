@@ -36,7 +36,7 @@ from pathlib import PurePosixPath
 
 from dcpbench.plugins.crash.operations import Kind, Record, Step, Tree
 from dcpbench.plugins.crash.ordering import orders
-from dcpbench.plugins.crash.torn_files import Change, applied, combined, distinct, torn_contents
+from dcpbench.plugins.crash.torn_files import FileChange, applied, combined, distinct, torn_contents
 
 
 class Crash(StrEnum):
@@ -97,7 +97,7 @@ class _File:
 
     is_directory: bool
     before: bytes = b""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FileChange] = field(default_factory=list)
     synced: int = 0
     _latest: tuple[int, bytes] = (-1, b"")
 
@@ -116,7 +116,7 @@ class _File:
 _Case = tuple[Sequence[int], list[str], dict[int, list[tuple[str, bytes]]]]
 
 
-class Disk:
+class SimulatedDisk:
     """A disk that executes operations and knows which of their effects are durable."""
 
     def __init__(self, before: Tree) -> None:
@@ -142,11 +142,11 @@ class Disk:
                     self._name(step.path, self._new(is_directory=False))
                 self._opened[step.file] = self._names[step.path]
                 if step.truncates and self._of(step.file).latest:
-                    self._of(step.file).changes.append(Change(self._number, size=0))
+                    self._of(step.file).changes.append(FileChange(self._number, size=0))
             case Kind.write:
-                self._of(step.file).changes.append(Change(self._number, step.offset, step.data))
+                self._of(step.file).changes.append(FileChange(self._number, step.offset, step.data))
             case Kind.truncate:
-                self._of(step.file).changes.append(Change(self._number, size=step.size))
+                self._of(step.file).changes.append(FileChange(self._number, size=step.size))
             case Kind.rename:
                 moved = self._names[step.path]
                 self._name(step.path, None)
@@ -226,7 +226,7 @@ class Disk:
             yield sorted(self._lasting | kept), lost, torn
 
     @property
-    def _metadata(self) -> Iterator[_Naming | Change]:
+    def _metadata(self) -> Iterator[_Naming | FileChange]:
         yield from self._namings
         for file in self._files:
             yield from (change for change in file.changes if change.size is not None)
@@ -278,7 +278,7 @@ class Disk:
 
 def after(record: Record) -> Tree:
     """Return the files after the save, according to the record."""
-    disk = Disk(record.before)
+    disk = SimulatedDisk(record.before)
     for _, step in next(orders(record, 0, 0)):
         disk.do(step)
     return disk.everything()
@@ -303,7 +303,7 @@ def disk_states(record: Record, samples: int, seed: int) -> Iterator[DiskState]:
     seen: set[tuple[int, ...]] = set()
     drawn = random.Random(seed)
     for order in orders(record, samples, seed):
-        disk, progress = Disk(record.before), [0] * len(record.ranks)
+        disk, progress = SimulatedDisk(record.before), [0] * len(record.ranks)
         for end in range(len(order) + 1):
             if end:
                 rank, step = order[end - 1]

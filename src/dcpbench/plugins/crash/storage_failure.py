@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Save
+from dcpbench.cell.checkpoint import SaveInFlight
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.formats.on_disk import FolderState, audited
@@ -26,13 +26,13 @@ def storage_failure(cell: Cell) -> None:
     """
     storage, train_steps = cell.config.storage, cell.config.steps_before_save
     sound = cell.vary(storage=sound_storage(storage))
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     in_load = storage.options["of"] == "load"
     steps.advance(cell, reference, until=train_steps)
     steps.finish(sound, steps.save(sound, reference.trained, _OLDER))
     steps.advance(cell, reference, until=2 * train_steps)
 
-    newer: list[tuple[Cell, Save]] = []
+    newer: list[tuple[Cell, SaveInFlight]] = []
 
     def save(by: Cell) -> None:
         newer[:] = [(by, steps.save(by, reference.trained, _NEWER))]
@@ -51,7 +51,7 @@ def storage_failure(cell: Cell) -> None:
     steps.decide_state(cell, reference, [saved])
     target = steps.build_target(cell, reference)
     if in_load:
-        before = checks.make_different(cell, target, saved)
+        before = checks.perturb_target(cell, target, saved)
         raised = _raises(cell, lambda: steps.load(cell, target, saved), "of the load")
         _skip_unless_failed(cell)
         if not raised:

@@ -12,7 +12,7 @@ _TORN = 12
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """A write of `data` at `offset`, or a truncation to `size` if that is given."""
 
     number: int
@@ -27,7 +27,7 @@ class Change:
         return content[: self.offset].ljust(self.offset, b"\0") + self.data + content[end:]
 
 
-def applied(content: bytes, changes: Iterable[Change]) -> bytes:
+def applied(content: bytes, changes: Iterable[FileChange]) -> bytes:
     """Return the content of a file after changes."""
     for change in changes:
         content = change.apply(content)
@@ -42,7 +42,7 @@ def distinct(torn: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return [(lost, content) for content, lost in losses.items()]
 
 
-def torn_contents(base: bytes, changes: Sequence[Change], in_order: bool) -> Iterator[tuple[str, bytes]]:
+def torn_contents(base: bytes, changes: Sequence[FileChange], in_order: bool) -> Iterator[tuple[str, bytes]]:
     """Yield the possible contents after changes that were not synced, each with what is lost; first nothing
     is."""
     after = partial(applied, base)

@@ -7,15 +7,15 @@ from functools import partial
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
-from dcpbench.compare.leaves import Recall
+from dcpbench.cell.explained import LoadReference
+from dcpbench.compare.leaves import TensorReader
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes
 from dcpbench.runs.run_state import State
 from dcpbench.state.layout import Extent
-from dcpbench.state.snapshot import Leaf, Leaves, TensorLeaf, digest_of
+from dcpbench.state.snapshot import Leaf, Leaves, TensorLeaf, content_digest
 
 _PART = StatePart.optimizer
 
@@ -29,13 +29,13 @@ degree of TP."""
 def loads_slices(applies: Callable[[Config], bool], is_sliced: IsSliced, set_again: SetAgain) -> Defect:
     """Return the defect by which a load under FSDP1 gives ranks such slices."""
 
-    def expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+    def expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
         checkpoint, actual = reference.checkpoint, reference.actual.get(_PART, {})
         wrong = {name: actual[name] for name in reference.names.get(_PART, ()) if name in actual}
         again = partial(set_again, shards=fsdp1_sizes(cell.config).get("tp", 1))
         saved = checkpoint.state.get(_PART, {})
-        recall = checkpoint.recall_of(_PART, cell.checkpointer)
-        for leaves in slices(saved, wrong, recall, is_sliced, again):
+        read_saved = checkpoint.reader_of(_PART, cell.checkpointer)
+        for leaves in slices(saved, wrong, read_saved, is_sliced, again):
             yield {_PART: leaves}
 
     return Defect(("restored",), applies, expected)
@@ -44,7 +44,7 @@ def loads_slices(applies: Callable[[Config], bool], is_sliced: IsSliced, set_aga
 def slices(
     saved: Leaves,
     actual: Leaves,
-    recall: Recall,
+    read_saved: TensorReader,
     is_sliced: IsSliced,
     set_again: Callable[[torch.Tensor, Extent], torch.Tensor],
 ) -> tuple[Leaves, Leaves]:
@@ -54,13 +54,13 @@ def slices(
     Args:
         saved: this rank's parts, or the digests of full tensors.
         actual: this rank's live parts.
-        recall: reads the checkpoint; used if it equals the saved state.
+        read_saved: reads the checkpoint; used if it equals the saved state.
     """
     once, again = Leaves(), Leaves()
     for name, leaf in actual.items():
         if not isinstance(leaf, TensorLeaf) or not is_sliced(leaf.extent):
             continue
-        held = recall(name)
+        held = read_saved(name)
         if held is None or not _is_what_was(saved.get(name), held):
             continue
         begin = leaf.extent.start
@@ -74,4 +74,4 @@ def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
     """Return whether a full tensor has the saved values at the place of a saved part."""
     if saved is None or (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
         return False
-    return digest_of(TensorLeaf(saved.extent.take(held), saved.extent, None)) == digest_of(saved)
+    return content_digest(TensorLeaf(saved.extent.take(held), saved.extent, None)) == content_digest(saved)

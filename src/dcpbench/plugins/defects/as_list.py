@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
@@ -17,7 +17,7 @@ def _applies(config: Config) -> bool:
     return bool(config.state_dict.full_state_dict)
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     saved = reference.checkpoint.state.get(_PART, {})
     yield {_PART: {name: [*leaf] for name, leaf in saved.items() if isinstance(leaf, tuple)}}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
@@ -14,7 +14,7 @@ from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     checkpoint, restored = reference.checkpoint, moment == "restored"
     saved: Mapping[StatePart, Any] = checkpoint.state if restored else checkpoint.by_key
     for part, wrong in reference.names.items():

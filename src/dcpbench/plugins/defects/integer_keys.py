@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.compare.leaves import same_leaves
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import text_of
@@ -12,7 +12,7 @@ from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.runs.run_state import State
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     state = State()
     for part, names in reference.names.items():
         saved, actual = reference.checkpoint.state.get(part, {}), reference.actual[part]

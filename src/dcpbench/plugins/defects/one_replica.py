@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
@@ -27,7 +27,7 @@ def _applies(config: Config) -> bool:
     return never_averages(config) or (loads_by_dcp(config) and not shards_all)
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     checkpoint, restored = reference.checkpoint, moment == "restored"
     state = checkpoint.state if restored else checkpoint.named or checkpoint.state
     parts = _PARTS if restored or not never_averages(cell.config) else reference.names

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.checkpointers.dcp import stored_chunks
 from dcpbench.compare.stored import StoredChunk, part_of
 from dcpbench.core.defects import Defect, Moment
@@ -20,7 +20,7 @@ from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import TensorLeaf
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     checkpoint, state = reference.checkpoint, State()
     stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
     for part, names in reference.names.items():

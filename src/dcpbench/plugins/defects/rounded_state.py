@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
@@ -19,7 +19,7 @@ def _applies(config: Config) -> bool:
     return bool(config.model.name == "bf16")
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     saved, actual = (state.get(_PART, {}) for state in (reference.checkpoint.state, reference.actual))
     model = reference.actual[StatePart.model].values()
     dtypes = {leaf.dtype for leaf in model if isinstance(leaf, TensorLeaf)}

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
-from dcpbench.compare.leaves import ABSENT
+from dcpbench.cell.explained import LoadReference
+from dcpbench.compare.leaves import ABSENT_LEAF
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import Idle, Leaves, below
+from dcpbench.state.snapshot import EmptyShard, Leaves, below
 
 _PART = StatePart.optimizer
 
@@ -18,7 +18,7 @@ def _applies(config: Config) -> bool:
     return not config.own_trainer
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     yield {_PART: without_frozen(reference.checkpoint.state.get(_PART, {}), reference.actual)}
 
 
@@ -34,8 +34,8 @@ def without_frozen(saved: Leaves, actual: State) -> Leaves:
         if name[0] != "requires_grad" or requires_grad is not False:
             continue
         prefix = ("state", name[1])
-        if all(isinstance(leaf, Idle) for leaf in below(actual.get(_PART, {}), prefix).values()):
-            absent |= {name: ABSENT for name in saved if name[:2] == prefix}
+        if all(isinstance(leaf, EmptyShard) for leaf in below(actual.get(_PART, {}), prefix).values()):
+            absent |= {name: ABSENT_LEAF for name in saved if name[:2] == prefix}
     return absent
 
 

@@ -4,7 +4,7 @@ initial value there after a load (docs/findings/tensor-lr-in-defaults.md)."""
 from collections.abc import Collection, Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Differences
+from dcpbench.cell.explained import LoadReference
 from dcpbench.compare.leaves import same_leaves
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
@@ -20,7 +20,7 @@ def _applies(config: Config) -> bool:
     return not config.own_trainer
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     saved = reference.checkpoint.state
     concerned = any(name[0] == "defaults" for name in reference.names.get(StatePart.flags, ()))
     if not cell.world.any_rank(concerned):

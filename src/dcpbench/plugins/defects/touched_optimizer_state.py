@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Differences
-from dcpbench.compare.leaves import ABSENT
+from dcpbench.cell.explained import LoadReference
+from dcpbench.compare.leaves import ABSENT_LEAF
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, new_target
@@ -17,7 +17,7 @@ from dcpbench.state.snapshot import Leaves
 _PART = StatePart.optimizer
 
 
-def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     """Yield that saved state is absent if a new optimizer has some state, but not this."""
     wrong = reference.names.get(_PART, frozenset())
     if not cell.world.any_rank(any(name[0] == "state" for name in wrong)):
@@ -27,7 +27,7 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
         return
     target.fill_optimizer()
     names, saved = live_state(target)[_PART].keys(), reference.checkpoint.state.get(_PART, {})
-    yield {_PART: {name: ABSENT for name in saved if name[0] == "state" and name not in names}}
+    yield {_PART: {name: ABSENT_LEAF for name in saved if name[0] == "state" and name not in names}}
     if fsdp1_sizes(cell.config) and not any(target.optimizer.state.values()):
         yield {_PART: _set_again(cell, target, reference.checkpoint)}
 

@@ -21,8 +21,8 @@ class WrongTraining:
     """
 
     def __init__(self, run: Run) -> None:
-        if run.limits.why_no_twin or not isinstance(run, OwnRun):
-            raise NothingToInjectError(f"no twin can show it: {run.limits.why_no_twin}")
+        if run.exclusions.why_no_twin or not isinstance(run, OwnRun):
+            raise NothingToInjectError(f"no twin can show it: {run.exclusions.why_no_twin}")
         self.run = run
 
     @property

@@ -26,8 +26,8 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, machine
 from dcpbench.executors.agent import own_agent
 from dcpbench.executors.local import devices_of
-from dcpbench.executors.rank_group import Conclusion, Part, RankGroup, store_file
-from dcpbench.rank.messages import CellSpec, Descriptor, StoreAddress, WorldKind
+from dcpbench.executors.rank_group import Conclusion, RankGroup, RanksOfHost, store_file
+from dcpbench.rank.messages import CellSpec, Descriptor, StoreAddress, WorldSpec
 
 _CARRIED = ("DCPBENCH_", "TORCH", "PYTORCH_", "PYTHONPATH", "NCCL_", "GLOO_", "CUBLAS_", "AWS_", "CXX")
 """Prefixes of the environment variables that ranks on every host take from the driver."""
@@ -40,7 +40,7 @@ CALLS = 64
 """Number of concurrent calls of an agent: the driver waits for events of every running cell."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
-Key = tuple[int, WorldKind]
+GroupKey = tuple[int, WorldSpec]
 """Identifies a group of ranks: the number of its executor, and its kind."""
 
 
@@ -65,7 +65,7 @@ class HostEnvironment:
 
 
 @dataclass(frozen=True)
-class State:
+class HostState:
     """An agent's clocks (`time.time`, `time.monotonic`), whether all ranks of a group run, and the first
     folder of the driver that does not exist on the host."""
 
@@ -110,7 +110,7 @@ class HostAgent:
         # Otherwise processes started here import the engine's own script.
         sys.modules["__main__"] = ModuleType("__main__")
         cleanup.adopt_orphans()
-        self._groups: dict[Key, RankGroup] = {}
+        self._groups: dict[GroupKey, RankGroup] = {}
         self._listeners: dict[int, socket.socket] = {}
         self._stages: dict[int, _Stage] = {}
         self._concluded: set[int] = set()
@@ -128,12 +128,12 @@ class HostAgent:
         """Return why ranks of this host cannot use a `workload.target`, or None."""
         return machine.target_error(self._agent, configs)
 
-    def state(self, key: Key, folders: Sequence[str]) -> State:
+    def state(self, key: GroupKey, folders: Sequence[str]) -> HostState:
         """Return the clocks, and the state of a group and of folders, which a file system can show late."""
         group = self._groups.get(key)
         usable = group is not None and group.usable()
         unseen = next((folder for folder in folders if not shows(Path(folder))), None)
-        return State(time.time(), time.monotonic(), usable, unseen)
+        return HostState(time.time(), time.monotonic(), usable, unseen)
 
     def listen(self, owner: int) -> int:
         """Return a port of this host at which the next group of an executor can rendezvous with its rank
@@ -141,14 +141,16 @@ class HostAgent:
         self._listeners[owner] = socket.create_server((self._address, 0), backlog=1024)
         return int(self._listeners[owner].getsockname()[1])
 
-    def start(self, key: Key, ranks: Sequence[int], gpus: Sequence[int], at: StoreAddress | None) -> None:
+    def start(
+        self, key: GroupKey, ranks: Sequence[int], gpus: Sequence[int], at: StoreAddress | None
+    ) -> None:
         """Start these ranks of a group; they rendezvous at an address, or are all on this host.
 
         Raises:
             OSError, EOFError: they could not be started.
         """
         owner, kind = key
-        part = Part(self._name, devices_of(kind, ranks, gpus))
+        part = RanksOfHost(self._name, devices_of(kind, ranks, gpus))
         if at is None:
             with store_file() as store:
                 self._groups[key] = RankGroup(self._agent, kind, part, store)
@@ -161,7 +163,7 @@ class HostAgent:
             if listener:
                 listener.close()
 
-    def run(self, epoch: int, key: Key, spec: CellSpec, timeouts: TimeoutsConfig) -> list[Event]:
+    def run(self, epoch: int, key: GroupKey, spec: CellSpec, timeouts: TimeoutsConfig) -> list[Event]:
         """Begin a stage on the ranks of a group on this host, and return its first events."""
         stage, group = _Stage(), self._groups[key]
         self._stages[epoch] = stage
@@ -192,13 +194,13 @@ class HostAgent:
         if stage := self._stages.get(epoch):
             stage.conclusion.reach(dumps)
 
-    def leave(self, key: Key) -> None:
+    def leave(self, key: GroupKey) -> None:
         """Let the ranks of a group exit on their own, if it exists."""
         if key in self._groups:
             self._groups[key].leave()
             self.kill(key)
 
-    def kill(self, key: Key) -> None:
+    def kill(self, key: GroupKey) -> None:
         """Kill the ranks of a group, if it exists, and wait until they have exited."""
         if group := self._groups.pop(key, None):
             group.kill()

@@ -37,8 +37,8 @@ class AgentError(Exception):
 
 
 @dataclass(eq=False)
-class Agent(ABC):
-    """A `dcpbench.plugins.hosts.host_agent.HostAgent`, by the name and the address of its host.
+class HostProxy(ABC):
+    """A `dcpbench.plugins.hosts.host_agent.HostProxy`, by the name and the address of its host.
 
     Args:
         gpus: the host's GPUs, numbered across all hosts.
@@ -90,7 +90,7 @@ class Agent(ABC):
 class Placed:
     """An agent and its ranks of a group."""
 
-    agent: Agent
+    agent: HostProxy
     ranks: range
 
 
@@ -100,7 +100,7 @@ class HostsEngine(Engine):
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
-        self.agents: Sequence[Agent] = ()
+        self.agents: Sequence[HostProxy] = ()
         self._numbers = itertools.count(1)
         self._same: dict[str, tuple[str, str]] = {}
 
@@ -128,7 +128,7 @@ class HostsEngine(Engine):
         """Return the requested number of hosts, at most one per rank; 1 if none was requested."""
         return min(self.config.hosts or 1, ranks)
 
-    def difference(self, agent: Agent) -> str | None:
+    def difference(self, agent: HostProxy) -> str | None:
         """Request the description of an agent's host, and return how its code differs from the driver's.
 
         Torch is compared with that of the first host, because the driver does not import it and can have

@@ -11,10 +11,18 @@ from typing import Any
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.stage_end import HostUsed, RankEnd, StageEnd
 from dcpbench.executors.base import Executor, HostsLostError, OnPhase
-from dcpbench.plugins.hosts.host_agent import Key, State
-from dcpbench.plugins.hosts.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
+from dcpbench.plugins.hosts.host_agent import GroupKey, HostState
+from dcpbench.plugins.hosts.hosts import (
+    ANSWER_S,
+    HOSTS_S,
+    START_S,
+    AgentError,
+    HostProxy,
+    HostsEngine,
+    Placed,
+)
 from dcpbench.plugins.hosts.stage_on_hosts import Answer, StageOnHosts
-from dcpbench.rank.messages import CellSpec, StoreAddress, WorldKind
+from dcpbench.rank.messages import CellSpec, StoreAddress, WorldSpec
 
 _LOOK_EVERY_S = 0.25
 _STARTS = 3
@@ -34,7 +42,7 @@ class _Clock:
 class _StateRequest:
     """A request to an agent for the state of its ranks of a kind, and the time of the answer."""
 
-    def __init__(self, agent: Agent, key: Key, spec: CellSpec) -> None:
+    def __init__(self, agent: HostProxy, key: GroupKey, spec: CellSpec) -> None:
         """Send the request, unless the agent is lost."""
         self.agent = agent
         self._wall_s, self._at = time.time(), time.monotonic()
@@ -43,11 +51,11 @@ class _StateRequest:
         if self._call:
             self._call.add_done_callback(self._note)
 
-    def answer(self) -> State | None:
+    def answer(self) -> HostState | None:
         """Wait for the answer, and return it; None if there is none."""
         return self.agent.answer(self._call) if self._call and not self.agent.lost else None
 
-    def clock(self, state: State) -> _Clock:
+    def clock(self, state: HostState) -> _Clock:
         """Return the agent's clock. It was read in the middle of the call, with an error of half its
         duration."""
         half_s = ((self._answered_at or time.monotonic()) - self._at) / 2
@@ -66,10 +74,10 @@ class HostsExecutor(Executor):
     owner: int
     gpus: tuple[int, ...]
     interrupted: bool = False
-    _groups: dict[WorldKind, list[Placed]] = field(default_factory=dict)
+    _groups: dict[WorldSpec, list[Placed]] = field(default_factory=dict)
     _answers: "SimpleQueue[Answer]" = field(default_factory=SimpleQueue)
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
+    def run(self, kind: WorldSpec, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage on every host that has ranks of this kind, and merge its ends there."""
         try:
             clocks = self._ready(kind, spec)
@@ -89,7 +97,7 @@ class HostsExecutor(Executor):
             self._kill(kind)
         return replace(end, dropped=(*end.dropped, *stage.dropped))
 
-    def keep_only(self, kinds: set[WorldKind]) -> None:
+    def keep_only(self, kinds: set[WorldSpec]) -> None:
         """Let the ranks of other kinds exit, to free their slots or to start new ones."""
         for kind in self._groups.keys() - kinds:
             self._all("leave", kind)
@@ -106,7 +114,7 @@ class HostsExecutor(Executor):
         for kind in list(self._groups):
             self._kill(kind)
 
-    def _ready(self, kind: WorldKind, spec: CellSpec) -> list[_Clock] | StageEnd:
+    def _ready(self, kind: WorldSpec, spec: CellSpec) -> list[_Clock] | StageEnd:
         """Start ranks of this kind unless they run. Return the clock of each host, or why the stage cannot
         run.
 
@@ -130,7 +138,7 @@ class HostsExecutor(Executor):
         why = "; ".join(lost) or "they died at once"
         return StageEnd(not_run=f"the ranks could not be started: {why}")
 
-    def _started(self, kind: WorldKind) -> list[Placed]:
+    def _started(self, kind: WorldSpec) -> list[Placed]:
         placed = self._groups[kind] = self._placed(kind)
         key, first, at = (self.owner, kind), placed[0].agent, None
         if len(placed) > 1:
@@ -146,7 +154,7 @@ class HostsExecutor(Executor):
             host.agent.answer(call, wait_s=START_S)
         return placed
 
-    def _placed(self, kind: WorldKind) -> list[Placed]:
+    def _placed(self, kind: WorldSpec) -> list[Placed]:
         """Wait for the requested number of hosts, and place the ranks on hosts."""
         self.engine.refresh()
         wanted, deadline = self.engine.requested_hosts(kind.world_size), time.monotonic() + HOSTS_S
@@ -165,14 +173,14 @@ class HostsExecutor(Executor):
                 raise HostsLostError(differs)
         return placed
 
-    def _local_gpus(self, agent: Agent) -> list[int]:
+    def _local_gpus(self, agent: HostProxy) -> list[int]:
         return [number for number, gpu in enumerate(agent.gpus) if gpu in self.gpus]
 
-    def _kill(self, kind: WorldKind) -> None:
+    def _kill(self, kind: WorldSpec) -> None:
         self._all("kill", kind)
         self._groups.pop(kind, None)
 
-    def _all(self, method: str, kind: WorldKind) -> None:
+    def _all(self, method: str, kind: WorldSpec) -> None:
         """Call a method for a group on all of its hosts that are not lost, and wait until all have
         returned."""
         there = [host.agent for host in self._groups.get(kind, ()) if not host.agent.lost]

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.plugins.hosts.host_agent import CALLS, HostAgent, HostEnvironment
-from dcpbench.plugins.hosts.hosts import HOSTS_S, Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts import HOSTS_S, HostProxy, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 
 _CONNECT_S = 2.0
@@ -39,7 +39,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 
 
 @dataclass(eq=False)
-class _Actor(Agent):
+class _Actor(HostProxy):
     """An agent on a node of the cluster."""
 
     node: str = ""

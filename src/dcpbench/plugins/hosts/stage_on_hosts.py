@@ -11,7 +11,7 @@ from typing import Any
 
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import OnPhase
-from dcpbench.plugins.hosts.hosts import ANSWER_S, Agent, Placed
+from dcpbench.plugins.hosts.hosts import ANSWER_S, HostProxy, Placed
 from dcpbench.rank.messages import RunId
 
 _LOOK_EVERY_S = 0.25
@@ -29,7 +29,7 @@ class Answer:
     """An agent's answer to a call about a stage: its events since the last one."""
 
     stage: "StageOnHosts"
-    agent: Agent
+    agent: HostProxy
     call: Future[Any]
 
 
@@ -70,7 +70,7 @@ class StageOnHosts:
     def run(
         self, arguments: Sequence[Any], limit_s: float, on_phase: OnPhase, interrupted: Callable[[], bool]
     ) -> list[StageEnd]:
-        """Start the stage by `HostAgent.run` with these arguments, and return its end on each host. After it
+        """Start the stage by `HostProxy.run` with these arguments, and return its end on each host. After it
         is `interrupted`, some ends can be missing.
 
         Raises:
@@ -102,7 +102,7 @@ class StageOnHosts:
     def _waiting(self) -> list[Watch]:
         return [watch for watch in self._watches.values() if watch.end is None]
 
-    def _ask(self, agent: Agent, method: str, *arguments: Any) -> None:
+    def _ask(self, agent: HostProxy, method: str, *arguments: Any) -> None:
         """Call a method of an agent that returns events; `_hear` receives them."""
         call = agent.call(method, self._epoch, *arguments)
         call.add_done_callback(lambda done: self._answers.put(Answer(self, agent, done)))

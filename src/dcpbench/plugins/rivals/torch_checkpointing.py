@@ -12,7 +12,7 @@ from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
 from dcpbench.core.state import text_of
 from dcpbench.state.nested import check_fits, state_dicts
-from dcpbench.state.snapshot import flattened, slots
+from dcpbench.state.snapshot import flattened, leaf_slots
 
 
 class TorchCheckpointingCheckpointer(Checkpointer):
@@ -57,7 +57,7 @@ class TorchCheckpointingCheckpointer(Checkpointer):
             if isinstance(holder, Stateful):
                 holder.load_state_dict(loaded[name])
                 continue
-            for container, last, path in slots(holder, (name,)):
+            for container, last, path in leaf_slots(holder, (name,)):
                 if isinstance(container[last], torch.Tensor):
                     container[last].copy_(leaves[text_of(path)])
                 else:

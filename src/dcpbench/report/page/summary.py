@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import identity_keys, names_of_cells, with_cells
+from dcpbench.analysis.cell_identity import add_cell_keys, identity_keys, names_of_cells
 from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, noun, ok, outcomes, planned, records, short_names
@@ -62,7 +62,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     frame = now.frame.reset_index(drop=True)
     comparison = compared("", before.frame, frame, always_compared())
     both = pd.concat([before.frame, frame])
-    cells = with_cells(frame, identity_keys(both))
+    cells = add_cell_keys(frame, identity_keys(both))
     worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
     rows = {key: int(row) for key, row in zip(worst["key"], worst.index, strict=True)}
     names = dict(zip(comparison.cells.index, names_of_cells(comparison.cells), strict=True))

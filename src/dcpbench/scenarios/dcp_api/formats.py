@@ -17,7 +17,7 @@ from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import wait_until_seen
-from dcpbench.cell.steps import Story
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.core.mismatch import Place
 from dcpbench.core.state import StatePart
 from dcpbench.state.snapshot import flattened
@@ -51,7 +51,7 @@ def formats(cell: Cell) -> None:
     checks.resume(cell, target, converted, reference)
 
 
-def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -> None:
+def _verify_broadcast(cell: Cell, record: ReferenceRun, saved: Checkpoint, file: str) -> None:
     """Torch's broadcasting reader of the file, which reads tensors only, restores the model."""
     target = steps.build_target(cell, record)
     model = target.state()["model"]
@@ -66,7 +66,7 @@ def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -
         cell.leave_out(["model_equal"], why, Place("read by BroadcastingTorchSaveReader"))
         return
     model_only = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, how=", broadcast")
-    before = checks.make_different(cell, target, model_only)
+    before = checks.perturb_target(cell, target, model_only)
     with cell.phase("load", "broadcast"):
         dcp.load(
             {"model": model},

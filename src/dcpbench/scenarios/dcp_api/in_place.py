@@ -11,7 +11,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, text_of
-from dcpbench.state.snapshot import items, local_part
+from dcpbench.state.snapshot import entries_of, local_part
 
 
 def in_place(cell: Cell) -> None:
@@ -21,7 +21,7 @@ def in_place(cell: Cell) -> None:
     checkpoint = reference.checkpoints[-1]
 
     target = steps.build_target(cell, reference)
-    controls = checks.make_different(cell, target, checkpoint)
+    controls = checks.perturb_target(cell, target, checkpoint)
     stateful = target.state()
     given = {name: stateful_object.state_dict() for name, stateful_object in stateful.items()}
     filled = dict(given)
@@ -50,7 +50,7 @@ def _places(nested: Mapping[Any, Any], path: Name = ("state",)) -> Places:
     """Return every dictionary and tensor by its path, with the address of a tensor's elements. DCP replaces
     lists, so they are left out with what is in them."""
     places: Places = {text_of(path): (nested, 0)}
-    for _, value, below in items(nested, path):
+    for _, value, below in entries_of(nested, path):
         if isinstance(value, Mapping):
             places.update(_places(value, below))
         elif isinstance(value, torch.Tensor):

@@ -15,12 +15,12 @@ def model_only(cell: Cell) -> None:
     reference = uninterrupted.train_and_save(cell, state=_model, parts=[StatePart.model])
     target = steps.build_target(cell, reference)
     for number, checkpoint in enumerate(reversed(reference.checkpoints)):
-        before = checks.make_different(cell, target, checkpoint, number)
+        before = checks.perturb_target(cell, target, checkpoint, number)
         steps.load(cell, target, checkpoint, state=_model(target))
         checks.verify_restored(cell, target, checkpoint, before)
         for how, load in cell.checkpointer.other_ways(checkpoint.checkpoint_id).items():
             again = replace(checkpoint, how=f", {how}")
-            before = checks.make_different(cell, target, again, number)
+            before = checks.perturb_target(cell, target, again, number)
             with cell.phase("load", how):
                 load(_model(target))
             checks.verify_restored(cell, target, again, before)

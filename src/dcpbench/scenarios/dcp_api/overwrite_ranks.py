@@ -8,7 +8,7 @@ _NAME = "checkpoint"
 
 def save_first(cell: Cell) -> None:
     """First stage: save under `parallel` on `world_size` ranks."""
-    reference = steps.build(cell)
+    reference = steps.build_reference(cell)
     steps.advance(cell, reference, until=cell.config.steps_before_save)
     steps.finish(cell, steps.save(cell, reference.trained, _NAME))
     cell.files.clear()  # they are overwritten
@@ -26,14 +26,14 @@ def save_over_it(cell: Cell) -> None:
         save_at=None,
     )
     overwriting, unsaved = uninterrupted.begin(overwriting)
-    reference = steps.build(overwriting, unsaved)
+    reference = steps.build_reference(overwriting, unsaved)
     steps.advance(overwriting, reference, until=config.steps_before_save)
     in_flight = steps.save(overwriting, reference.trained, _NAME)
     in_flight.pending.wait()
     saved = in_flight.checkpoint
     steps.advance(overwriting, reference, until=overwriting.config.last_step)
     steps.decide_state(overwriting, reference, [saved])
-    uninterrupted.compare(overwriting, unsaved, reference)
+    uninterrupted.compare_final_states(overwriting, unsaved, reference)
 
     target = steps.build_target(overwriting, reference)
     checks.load_and_verify(overwriting, target, saved)

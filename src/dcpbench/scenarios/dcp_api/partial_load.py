@@ -12,7 +12,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import record_restored
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.compare.across_layouts import compare_across
-from dcpbench.compare.controls import all_different, compare_controlled, controllable, unlike
+from dcpbench.compare.controls import compare_controlled, controllable, perturbed_leaves, perturbed_where
 from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -35,7 +35,7 @@ def partial_load(cell: Cell) -> None:
 
     model_only = replace(checkpoint, state={model: checkpoint.state[model]})
     target = steps.build_target(cell, reference)
-    controls = checks.make_different(cell, target, checkpoint)
+    controls = checks.perturb_target(cell, target, checkpoint)
     before = retained_state(target)
     rest = target.state()
     steps.load(cell, target, checkpoint, state={"model": rest.pop("model")})
@@ -49,7 +49,7 @@ def partial_load(cell: Cell) -> None:
             | {name: leaf for name, leaf in state.get(StatePart.random, {}).items() if name in default}
             for state in (live_state(target), before, checkpoint.state)
         )
-        compared = compare_controlled(then, now, unlike(then, saved, same_leaves(saved, then)))
+        compared = compare_controlled(then, now, perturbed_where(then, saved, same_leaves(saved, then)))
         cell.record(
             "contract_held",
             compared,
@@ -76,13 +76,13 @@ def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, s
         )
     loaded = snapshot_nested(nested)
     actual = below(loaded, prefix)
-    changed = all_different(actual)
+    changed = perturbed_leaves(actual)
 
-    def recall(name: Name) -> torch.Tensor | None:
+    def read_saved(name: Name) -> torch.Tensor | None:
         return checkpointer.read_tensor(saved.checkpoint_id, text_of((*prefix, *name)))
 
     with cell.phase("verify", "equality"):
-        mismatches = compare_across(expected, actual, cell.world.group, recall)
+        mismatches = compare_across(expected, actual, cell.world.group, read_saved)
         control = compare_across(expected, changed, cell.world.group)
         compared = Compared.of(mismatches, control, controllable(expected))
         record_restored(cell, saved, {part: Comparison(expected, actual, compared)}, where)

@@ -23,7 +23,7 @@ def overwrite(cell: Cell) -> None:
     """Save twice to the same path, and a third time while overwriting is forbidden: that save is refused, and
     a load restores the second one."""
     cell, unsaved = uninterrupted.begin(cell.vary(saves=2, save_at=None))
-    reference = steps.build(cell, unsaved)
+    reference = steps.build_reference(cell, unsaved)
     storage = cell.config.storage
     overwriting, refusing = (
         cell.vary(storage=replace(storage, options={**storage.options, "overwrite": allowed}))
@@ -43,7 +43,7 @@ def overwrite(cell: Cell) -> None:
     # Without collectives ranks do not learn of their peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
-    uninterrupted.compare(cell, unsaved, reference)
+    uninterrupted.compare_final_states(cell, unsaved, reference)
 
     target = steps.build_target(cell, reference)
     checks.load_and_verify(cell, target, second)
@@ -54,7 +54,7 @@ def no_cpu_backend(cell: Cell) -> None:
     """Save asynchronously in a process group without a CPU backend, which the upload thread would need. The
     save is refused and leaves nothing, and training continues."""
     cell, unsaved = uninterrupted.begin(cell)
-    reference = steps.build(cell, unsaved)
+    reference = steps.build_reference(cell, unsaved)
     steps.advance(cell, reference, until=cell.config.steps_before_save)
     device_only = new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
@@ -79,7 +79,7 @@ def no_cpu_backend(cell: Cell) -> None:
     cell.record("contract_held", Compared.of(left, broken, ["files", "threads"]), "after the refusal")
     dist.destroy_process_group(device_only)
     steps.advance(cell, reference, until=cell.config.last_step)
-    uninterrupted.compare(cell, unsaved, reference)
+    uninterrupted.compare_final_states(cell, unsaved, reference)
 
 
 def _left_behind(checkpoint_id: str, added: ProcessState) -> Iterator[Mismatch]:

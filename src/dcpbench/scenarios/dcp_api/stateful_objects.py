@@ -48,7 +48,7 @@ def object_scenario(
     reference = uninterrupted.train_and_save(cell, state=saved_state, extra=retained(promised))
     checkpoint = reference.checkpoints[-1]
     target = steps.build_target(cell, reference)
-    controls = checks.make_different(cell, target, checkpoint)
+    controls = checks.perturb_target(cell, target, checkpoint)
     before = _leaves(fresh)
     state = {**target.state(), **fresh}
     given = Recording(order(state) if order else state)
