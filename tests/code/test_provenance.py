@@ -204,6 +204,12 @@ def test_files_have_owners(owner: str, file: str) -> None:
     assert provenance.owner_of(file) == owner
 
 
+def test_compiled_code_is_not_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    files = [str(tmp_path / name) for name in ("compiled/cc/kernel.py", "mine.py")]
+    assert [*map(provenance.owner_of, files)] == ["library", "user"]
+
+
 def test_all_targets_of_a_configuration_count(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from support.alone import config, world
 
 SRC = Path(dcpbench.__file__).parent
 OWN = ("own_run.py", "own_trainer.py")
-STORY = {"limits", "comes_after"}
+NOTED = {"exclusions", "comes_after"}
 """What a cell notes of a run: the generators that its last step has shown, and its last save or load."""
 
 
@@ -27,12 +27,12 @@ def assigned(file: Path) -> set[str]:
 def test_a_run_is_complete_when_it_is_built() -> None:
     trainer = config(checkpointer="trainer", workload={"target": "support.own_trainer.Trainer"})
     runs = build(config(model="short"), world(), 0), TrainerRun(trainer, world(), 0)
-    attributes = {name for run in runs for name in vars(run)} | STORY
+    attributes = {name for run in runs for name in vars(run)} | NOTED
     assert attributes >= {"model", "optimizer", "random", "trainer", "pipeline"}
     rooms = ("cell", "scenarios", "workloads", "checkpointers")
     files = [file for room in rooms for file in (SRC / room).glob("*.py") if file.name not in OWN]
     found = {file.name: names for file in files if (names := assigned(file) & attributes)}
-    assert set().union(*found.values()) == STORY, found
+    assert set().union(*found.values()) == NOTED, found
 
 
 def test_a_trainer_inherits_nothing() -> None:

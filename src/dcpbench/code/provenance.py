@@ -201,9 +201,11 @@ def _files_digest(*roots: Path, pattern: str = "*.py") -> str:
 def owner_of(file: str) -> str:
     """Return whose code a file is: `torch`, `installed`, `library`, `dcpbench` or `user`. Code that the
     compiler has generated is as Python's library."""
-    if file.startswith("<") or "torchinductor_" in file:
-        return "library"
     path = Path(os.path.realpath(file))
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # the compiler sets it too
+    in_cache = compiled is not None and path.is_relative_to(os.path.realpath(compiled))
+    if file.startswith("<") or "torchinductor_" in file or in_cache:
+        return "library"
     owners = {owner for owner, folders in _owners() if any(map(path.is_relative_to, folders))}
     if "torch" in owners:
         return "torch"
