@@ -39,7 +39,7 @@ class Private(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What the name is bound to now, of a module or a class.
+        """The present value of a name in a module or a class.
 
         Raises:
             AttributeError, ModuleNotFoundError: the installed torch does not have it.

@@ -58,7 +58,7 @@ def compare(
     `restored` has.
 
     Args:
-        read_saved: reads from the checkpoint the value of a tensor of which only a digest was kept.
+        read_saved: reads a tensor from the checkpoint if only its digest was kept.
         closely: False for a control, which needs only the names.
     """
     return [*differences(saved, restored, read_saved, closely).values()]

@@ -19,7 +19,7 @@ _STATE = ("weights", "moments")
 _ERROR = re.compile(r"(?:\[rank(\d+)\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 
 _FAILED_FIRST = re.compile(r"Root Cause .*?rank +: (\d+) .*?exitcode +: (-?\d+) ", re.DOTALL)
-"""What torchrun reports of the rank that failed first, whose end the others notice."""
+"""torchrun's report of the rank that failed first; the others end because of it."""
 _CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])")
 _WORD = re.compile(r"[^\W_]")
 _CUT = re.compile(r"(?:\[enforce fail at [^]]*\] ?\. )?PytorchStreamReader failed reading zip archive.*")
