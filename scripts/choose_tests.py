@@ -1,7 +1,7 @@
 """Record what each test costs and enters, choose those of `make test`, run those that a change touches.
 
     python scripts/choose_tests.py record build/tests -n 3     # what follows the folder is pytest's
-    python scripts/choose_tests.py choose build/tests
+    python scripts/choose_tests.py choose build/tests --killers killers.jsonl
     python scripts/choose_tests.py touched --minutes 40
 
 `record` runs each test alone: hours on two cores. `choose` writes tests/tiers.txt, with a line for each test
@@ -157,11 +157,11 @@ def record(folder: Path, minutes: float, words: list[str]) -> None:
             os.killpg(running.pid, signal.SIGKILL)
 
 
-def choose(folder: Path) -> None:
+def choose(folder: Path, scales: dict[str, float], of_mutants: Path | None) -> None:
     """Write the tiers of the tests, and which functions the extended ones enter. Tests without a record keep
     their tier."""
-    tests = recorded(folder)
-    kept = chosen(tests, killers(folder / "killers.jsonl"))
+    tests = recorded(folder, scales)
+    kept = chosen(tests, killers(of_mutants) if of_mutants else [])
     costs = {test.test: test.cpu_s for test in tests}
     reasons = dict.fromkeys(costs, "extended") | kept
     for tier, cpu_s, name in tiers():
@@ -189,24 +189,25 @@ def tiers() -> list[list[str]]:
     return [line.split(" ", 2) for line in TIERS.read_text(encoding="utf-8").splitlines()]
 
 
-def recorded(folder: Path) -> list[Recorded]:
-    """What the tests did when they last passed."""
+def recorded(folder: Path, scales: dict[str, float]) -> list[Recorded]:
+    """What the tests did when they last passed; the CPU seconds of a file are multiplied by its scale."""
     found = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
         for line in path.read_text(encoding="utf-8").splitlines():
             said = json.loads(line)
-            if said.get("outcome") == "passed":
+            if said["outcome"] == "passed":
                 seen = (frozenset(said[kind]) for kind in ("marks", "shares", "blocks", "values"))
                 marks, shares, blocks, values = seen
                 values = frozenset() if "browser" in marks else values  # its rows are invented
-                found[said["test"]] = Recorded(said["test"], said["cpu_s"], marks, shares, blocks, values)
+                cpu_s = said["cpu_s"] * scales.get(path.name, 1)
+                found[said["test"]] = Recorded(said["test"], cpu_s, marks, shares, blocks, values)
     return [*found.values()]
 
 
 def killers(file: Path) -> list[frozenset[str]]:
-    """The tests that fail with each mutant: what `bench/mutants.py --output` has written."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [frozenset(tests) for line in lines if (tests := json.loads(line).get("tests"))]
+    """The tests that fail with each mutant: what `bench/mutants.py --killers --output` has written."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [frozenset(tests) for line in lines if (tests := json.loads(line)["tests"])]
 
 
 def chosen(tests: list[Recorded], killing: list[frozenset[str]]) -> dict[str, str]:
@@ -276,29 +277,43 @@ def digests_of_source() -> Digests:
     }
 
 
+class _Functions(ast.NodeTransformer):
+    """Takes the outermost functions and methods out of a tree."""
+
+    def __init__(self) -> None:
+        self.taken = defaultdict[str, list[ast.AST]](list)
+        self._class = ""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self._class, outer = f"{self._class}{node.name}.", self._class
+        node = self.generic_visit(node)
+        self._class = outer
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._take(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._take(node)
+
+    def _take(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.taken[f"{self._class}{node.name}"].append(node)
+
+
+class _NoDocstrings(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
+
+
 def digests(source: str) -> dict[str, str]:
-    """The digest of each function and method without comments; a nested one is part of its outer."""
-    lines = source.splitlines()
-    taken = defaultdict[str, list[str]](list)
-
-    def take(node: ast.AST, inside: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef):
-                take(child, f"{inside}{child.name}.")
-            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = min([child.lineno, *(item.lineno for item in child.decorator_list)]) - 1
-                last = child.end_lineno or first
-                taken[f"{inside}{child.name}"] += lines[first:last]
-                lines[first:last] = [""] * (last - first)
-            elif isinstance(child, ast.stmt):
-                take(child, inside)
-
-    def digest(lines: list[str]) -> str:
-        said = "\n".join(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
-        return hashlib.sha256(said.encode()).hexdigest()[:8]
-
-    take(ast.parse(source), "")
-    return {name: digest(own) for name, own in {"": lines, **taken}.items()}
+    """The digest of each function and method without docstrings, comments and layout; a nested one is part of
+    its outer."""
+    tree, functions = _NoDocstrings().visit(ast.parse(source)), _Functions()
+    rest = functions.visit(tree)
+    parts = {"": [rest], **functions.taken}
+    code = {name: "\n".join(map(ast.unparse, nodes)) for name, nodes in parts.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in code.items()}
 
 
 def outermost(function: str, known: Iterable[str]) -> str:
@@ -369,6 +384,17 @@ def main() -> int:
     commands.choices["record"].add_argument(
         "--minutes", type=float, default=0, help="end after these; default: never"
     )
+    commands.choices["choose"].add_argument(
+        "--killers", type=Path, help="keep a killer of each mutant: a file of bench/mutants.py --killers -o"
+    )
+    commands.choices["choose"].add_argument(
+        "--scale",
+        type=lambda word: word.rsplit("=", 1),
+        action="append",
+        default=[],
+        metavar="NAME.jsonl=FACTOR",
+        help="multiply the CPU seconds of this file of the record, which was made on another machine",
+    )
     running = commands.add_parser("touched", help="run the extended tests that a change touches")
     running.add_argument("--minutes", type=float, default=40, help="begin no tests after these")
     running.add_argument(
@@ -378,7 +404,8 @@ def main() -> int:
     if given.command == "record":
         record(given.folder, given.minutes, words)
     elif given.command == "choose":
-        choose(given.folder)
+        scales = {name: float(factor) for name, factor in given.scale}
+        choose(given.folder, scales, given.killers)
     else:
         return touched(given.minutes, given.keep)
     return 0
