@@ -49,7 +49,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "shared and any(comparison.found for comparison in compared)",
     ),
     "controls of losses always true": (
-        "twin/gradients.py",
+        "compare/losses.py",
         "is_usable and name in reported for",
         "True for",
     ),

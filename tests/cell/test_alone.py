@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from dcpbench.cell import steps
-from dcpbench.compare import across_layouts, controls
+from dcpbench.compare import across_layouts, controls, losses
 from dcpbench.core.mismatch import Place
 from dcpbench.formats import audit
 from dcpbench.runs import build_run
 from dcpbench.runs.build_run import build_twin, build_unrestored
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.scenarios.dcp_api import partial_load
-from dcpbench.twin import gradients, lockstep, twin
+from dcpbench.twin import lockstep, twin
 from dcpbench.workloads.models import Mlp
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
@@ -231,7 +231,7 @@ BLIND = [
     ("save_load", "gradient_close", lockstep, "compare_gradient"),
     ("save_load", "step_equal", lockstep, "compare_step"),
     ("save_load", "batch_loss_close", lockstep, "compare_losses"),
-    ("save_load", "loss_resume_equal", gradients, "compare_losses"),
+    ("save_load", "loss_resume_equal", losses, "compare_losses"),
     ("save_load", "checkpoint_whole", audit, "audit"),
     ("partial_load", "optim_equal", partial_load, "compare_across"),
     ("partial_load", "contract_held", controls, "compare"),
@@ -294,9 +294,9 @@ def test_unrestored_run_differs_in_restored_state_only() -> None:
     other, same = unrestored(), unrestored()
     restore(same)
     untouched, restored = [], []
-    for losses, each in (untouched, other), (restored, same):
+    for taken, each in (untouched, other), (restored, same):
         each.look_ahead(data, after + 2)
-        losses += each.train_state.losses[after:]
+        taken += each.train_state.losses[after:]
     uninterrupted = run.train(data, after + 2)
     assert restored[0] == uninterrupted[0]
     assert restored[1] != uninterrupted[1], "it takes no step"

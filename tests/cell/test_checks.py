@@ -22,6 +22,7 @@ from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.compare import across_layouts
 from dcpbench.compare import controls as controls_module
+from dcpbench.compare.losses import compare_resumed
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core import defects
 from dcpbench.core.checks import CheckSpec
@@ -35,7 +36,6 @@ from dcpbench.runs.run import Exclusions, Run
 from dcpbench.runs.run_state import live_state
 from dcpbench.state.snapshot import Leaves
 from dcpbench.twin import gradients, lockstep
-from dcpbench.twin.gradients import compare_resumed
 from dcpbench.twin.lockstep import TwinGradients
 from support.alone import alone, bare_cell, config, group_of_one, run_alone, world
 from support.notes import noted, why_not

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from dcpbench.compare.losses import TOLERANCES, compare_losses, loss_tolerance
 from dcpbench.core.mismatch import Problem
-from dcpbench.twin.gradients import TOLERANCES, compare_losses, loss_tolerance
 
 NAN, INF = math.nan, math.inf
 

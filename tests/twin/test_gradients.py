@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dcpbench.compare.controls import controllable, perturbed_leaves
+from dcpbench.compare.losses import loss_share
 from dcpbench.compare.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.core.mismatch import TWIN, Mismatch, Problem
 from dcpbench.core.sentences import describe
@@ -21,7 +22,6 @@ from dcpbench.twin.gradients import (
     changed_beyond,
     compare_gradient,
     compare_step,
-    loss_share,
     step_tolerances,
 )
 from support.models import Adversarial

@@ -24,6 +24,7 @@ from dcpbench.cell.explained import (
 from dcpbench.cell.steps import ReferenceRun, other_seed
 from dcpbench.compare.controls import compare_controlled, compared_names, perturbed_where
 from dcpbench.compare.leaves import Comparison
+from dcpbench.compare.losses import compare_resumed
 from dcpbench.compare.stored import leaves_like
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
@@ -47,7 +48,6 @@ from dcpbench.runs.run_state import (
 )
 from dcpbench.state.snapshot import Leaves
 from dcpbench.twin import lockstep
-from dcpbench.twin.gradients import compare_resumed
 from dcpbench.twin.lockstep import Lockstep
 
 Controls = dict[StatePart, Compared]

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from dcpbench.compare.across_layouts import compare_replicas
 from dcpbench.compare.controls import compared_names, controllable, perturbed_leaves
 from dcpbench.compare.leaves import Comparison
+from dcpbench.compare.losses import compare_losses, loss_name, loss_share, rounding
 from dcpbench.compare.whole_tensors import (
     Parts,
     dense,
@@ -39,12 +40,8 @@ from dcpbench.twin.gradients import (
     TwinGradients,
     changed_beyond,
     compare_gradient,
-    compare_losses,
     compare_step,
     is_close,
-    loss_name,
-    loss_share,
-    rounding,
 )
 from dcpbench.twin.twin import Twin, inexact_steps
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels

@@ -17,6 +17,7 @@ from torch import nn
 
 from dcpbench.compare.controls import jitter
 from dcpbench.compare.leaves import same_leaves
+from dcpbench.compare.losses import rounding
 from dcpbench.compare.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.core.state import Name
 from dcpbench.runs.own_run import OwnRun
@@ -32,7 +33,7 @@ from dcpbench.state.snapshot import (
     retained,
     snapshot_model,
 )
-from dcpbench.twin.gradients import rounding, step_tolerances
+from dcpbench.twin.gradients import step_tolerances
 from dcpbench.workloads.batch import Batch, map_tensors
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.parallelisms import is_trained
