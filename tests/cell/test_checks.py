@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, checks, explained, steps
+from dcpbench.cell import checkpoint_files, checks, explained, steps, training
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import ReferenceRun
@@ -399,9 +399,9 @@ def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monk
         return honest(config, world, seed)
 
     monkeypatch.setattr(build_run, "build_unrestored", build_unrestored)
-    losses = checks.unrestored_losses(cell, record)
+    losses = training.unrestored_losses(cell, record)
     assert len({*losses}) == cell.window.last == 3
-    assert checks.unrestored_losses(cell, record) is losses
+    assert training.unrestored_losses(cell, record) is losses
     assert built == [steps.other_seed(cell, 0)]
 
 

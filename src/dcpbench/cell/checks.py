@@ -1,6 +1,6 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,26 +14,25 @@ from dcpbench.cell import contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
-    defects_at,
-    explained,
     mend,
     names_by_defect,
     needs_copy,
     record_restored,
 )
 from dcpbench.cell.steps import ReferenceRun, other_seed
+from dcpbench.cell.training import train_with_twin, unrestored_losses
 from dcpbench.compare.controls import compare_controlled, compared_names, perturbed_where
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.losses import compare_resumed
 from dcpbench.compare.stored import leaves_like
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import RESUMED, TWIN, Place
+from dcpbench.core.mismatch import RESUMED, Place
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
-from dcpbench.runs import build_run, put
+from dcpbench.runs import put
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.put import change_again, copy_state
+from dcpbench.runs.put import change_again
 from dcpbench.runs.run import Exclusions, Run, TrainingEndedError, Unchanged, dtypes_of
 from dcpbench.runs.run_state import (
     State,
@@ -47,47 +46,9 @@ from dcpbench.runs.run_state import (
     retained_state,
 )
 from dcpbench.state.snapshot import Leaves
-from dcpbench.twin import lockstep
-from dcpbench.twin.lockstep import Lockstep
 
 Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
-
-
-def build_without_saves(cell: Cell, record: ReferenceRun) -> Run:
-    """Build a run that never saves; `record` says what it has to keep."""
-    cell.report.during = Place("without a save")
-    with cell.phase("build"):
-        unsaved = steps.parallel_run(cell, cell.config.seed, exclusions=record.exclusions)
-        unsaved.comes_after = cell.report.during
-        if isinstance(unsaved, OwnRun):
-            cell.measure("twin_bytes", build_run.twin_bytes(cell.config, unsaved.model, unsaved.sizes))
-    if why := unsaved.exclusions.why_no_twin:
-        checks = (check for check in lockstep.CHECKS if check != lockstep.REPLICAS)
-        cell.leave_out(checks, why)
-    return unsaved
-
-
-def train_without_saves(
-    cell: Cell, record: ReferenceRun, until: int, prepare: Callable[[Run], None] | None = None
-) -> Run:
-    """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
-    twin's."""
-    unsaved = build_without_saves(cell, record)
-    if prepare:
-        with cell.phase("build"):
-            prepare(unsaved)
-    if not isinstance(unsaved, OwnRun) or unsaved.exclusions.why_no_twin:
-        steps.train(cell, unsaved, until)
-        verify_replicas(cell, unsaved)
-    else:
-        with cell.phase("build"):
-            twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
-            if prepare:
-                copy_state(unsaved, twin)
-        where = Place("uninterrupted")
-        _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, record, until, where)
-    return unsaved
 
 
 def leave_out_unlike_values(unsaved: Mapping[str, str], record: ReferenceRun, until: int) -> None:
@@ -105,50 +66,6 @@ def differing(expected: Mapping[str, str], actual: Mapping[str, str], how: str) 
     names = sorted(expected, key=lambda name: not expected[name].isdigit())
     texts = {name: (expected[name], actual.get(name, "absent")) for name in names}
     return {name: f"{before}, {how} {now}" for name, (before, now) in texts.items() if before != now}
-
-
-def verify_replicas(cell: Cell, run: Run) -> None:
-    """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
-    equal."""
-    with cell.phase("verify", "training"):
-        if reasons := [reason for reason in cell.world.gathered(run.exclusions.why_no_replicas) if reason]:
-            cell.leave_out([lockstep.REPLICAS], reasons[0])
-            return
-        compared = lockstep.compare_parameters(run)
-        if cell.world.any_rank(compared.names):
-            cell.record(lockstep.REPLICAS, compared, Place("uninterrupted"))
-        else:
-            cell.leave_out([lockstep.REPLICAS], lockstep.NO_REPLICAS)
-
-
-def _train_with_twin(
-    cell: Cell, run: OwnRun, twin: OwnRun, record: ReferenceRun, until: int, where: Place
-) -> tuple[list[float], list[float]]:
-    """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
-    and return the losses of both. `record` gets why no resumed run can repeat them."""
-    before = len(run.train_state.losses)
-    with cell.phase("verify", "training"):
-        explain = partial(explained, cell, "twin") if defects_at(cell, "twin") else None
-        compared_steps = Lockstep(cell.config, cell.world, run, twin, explain)
-    while run.train_state.step < until:
-        with cell.training(run):
-            uses = compared_steps.train(cell.batches)
-        if compared_steps.follows:
-            with cell.phase("verify", "training"):
-                compared_steps.follow(cell.batches, uses)
-    others = unrestored_losses(cell, record)
-    with cell.phase("verify", "training"):
-        for check, compared in compared_steps.results(others).items():
-            cell.record(check, compared, where, TWIN)
-    if why := compared_steps.why_not_resumed:
-        record.exclusions = replace(record.exclusions, why_not_resumed=why)
-    if "gradient_bound" in compared_steps.bounds:
-        cell.measure("gradient_bound_used", compared_steps.bound_used)
-    for column, bound in compared_steps.bounds.items():
-        cell.report.note("column", bound, name=column)
-    for check, why in compared_steps.not_applied.items():
-        cell.leave_out([check], why)
-    return run.train_state.losses[before:], [*compared_steps.twin_losses.values()]
 
 
 def perturb_target(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
@@ -355,10 +272,7 @@ def resume(
     elif exactly or not isinstance(target, OwnRun) or target.exclusions.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
-        with cell.phase("build"):
-            twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
-            copy_state(target, twin)
-        resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
+        resumed, _ = train_with_twin(cell, target, record, last, where, other_seed(cell, 0))
     if why := record.exclusions.why_not_resumed:
         cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
@@ -443,24 +357,6 @@ def _report_generators(
         needed = "" if losses.found else "; no step of the window depended on it"
         text = f"{listed(names)}: drawn from and not restored{needed}"
         cell.report.note("unrestored_generators", text, "random_equal")
-
-
-def unrestored_losses(cell: Cell, record: ReferenceRun) -> list[float]:
-    """Return the losses, from step 1 on, of a run from another seed on the same batches, which restores
-    nothing; they are computed once. It trains only if no loss can be computed otherwise; a trainer as far as
-    the first resume."""
-    if not record.unrestored:
-        run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
-        last = max(cell.window.last, len(record.losses))
-        if cell.config.own_trainer:
-            last = cell.window.end_of(cell.window.saves[0])
-        with suppress(TrainingEndedError):  # its losses until then can show a difference
-            if isinstance(run, OwnRun) and not run.user_step:
-                run.look_ahead(cell.batches, last)
-            else:
-                run.train(cell.batches, last)
-        record.unrestored = run.train_state.losses
-    return record.unrestored
 
 
 def _layout_matters(cell: Cell, run: Run, before: Exclusions, where: Place) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dcpbench.cell import checks, steps
+from dcpbench.cell import steps, training
 from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.config.schema import FEWEST_STEPS, Config
@@ -36,7 +36,7 @@ def train(cell: Cell, record: ReferenceRun, exactly: bool) -> Cell:
     """Train a trainer without saves, choose its steps, and note what training changes; return the cell with
     these steps."""
     config, gathered = cell.config, cell.world.gathered
-    run = checks.build_without_saves(cell, record)
+    run = training.build_without_saves(cell, record)
     assert isinstance(run, TrainerRun)
     first, newest = retained(run.attributes()), State()
     most, step_s = max(LONGEST, config.last_step), math.inf
@@ -73,7 +73,7 @@ def train(cell: Cell, record: ReferenceRun, exactly: bool) -> Cell:
     record.exclusions = replace(run.exclusions, changing=changed_by_training(first, newest[StatePart.extra]))
     cell.report.note("column", " ".join(map(str, window.saves)), name="save_steps")
     cell.report.note("column", str(window.resume_steps), name="resume_steps")
-    checks.verify_replicas(cell, run)
+    training.verify_replicas(cell, run)
     return replace(cell, trainer_steps=window)
 
 

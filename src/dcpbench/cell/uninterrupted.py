@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dcpbench.cell import checks, steps, trainer_steps
+from dcpbench.cell import checks, steps, trainer_steps, training
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.compare.controls import compare_controlled
 from dcpbench.config.text import listed
+from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.state import text_of
@@ -25,7 +26,6 @@ from dcpbench.runs.run_state import (
     only_generators,
     retained_state,
 )
-from dcpbench.twin import lockstep
 
 _HARMLESS = "save_harmless"
 """The check that saves change nothing."""
@@ -66,7 +66,7 @@ def begin(
     if cell.config.own_trainer:
         record = ReferenceRun()
         cell = trainer_steps.train(cell, record, exactly)
-        checks.unrestored_losses(cell, record)
+        training.unrestored_losses(cell, record)
         return cell, record
     digest = None if prepare else cell.config.training_digest
     if digest is None:
@@ -89,19 +89,23 @@ def begin(
 def _train(cell: Cell, prepare: Callable[[Run], None] | None = None) -> ReferenceRun:
     """Train the run that never saves, and one that is never restored; return the record of the first."""
     record, last = ReferenceRun(), cell.window.last
-    run = checks.train_without_saves(cell, record, last, prepare)
+    run = training.train_without_saves(cell, record, last, prepare)
     record.losses += run.train_state.losses
     with cell.phase("verify", "retained"):
         record.states[last] = retained_state(run)
         record.unsaved_values[last] = run.unsaved_values().texts
-    checks.unrestored_losses(cell, record)
+    training.unrestored_losses(cell, record)
     return record
 
 
 def _kept(cell: Cell, digest: str, record: ReferenceRun) -> KeptRun | None:
     """Return the run of a cell for later ones, None if this rank has found a mismatch in its training."""
     report, state = cell.report, record.states[cell.window.last]
-    verdict = {check: report.checks[check] for check in lockstep.CHECKS if check in report.checks}
+    verdict = {
+        check: report.checks[check]
+        for check, spec in CHECKS.items()
+        if spec.training and check in report.checks
+    }
     if any(of_check.count for of_check in verdict.values()):
         return None
     measured = [measurement for measurement in report.measurements if measurement.metric in _MEASURED]

@@ -3,16 +3,19 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dcpbench.cell.cell import Cell
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import never_averages
-from dcpbench.twin.gradients import TwinGradient, TwinGradients
+
+if TYPE_CHECKING:
+    from dcpbench.twin.gradients import TwinGradient, TwinGradients
 
 
 def _expected(
-    cell: Cell, moment: Moment, reference: TwinGradients
-) -> Iterator[dict[str, dict[str, TwinGradient]]]:
+    cell: Cell, moment: Moment, reference: "TwinGradients"
+) -> Iterator[dict[str, dict[str, "TwinGradient"]]]:
     own_gradients, ranks = reference.own, cell.world.size
     yield {
         reference.check: {

@@ -2,16 +2,19 @@
 (docs/findings/fsdp1-tp-unfreezes.md)."""
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from dcpbench.cell.cell import Cell
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import has_tensor_parallel_fsdp1
-from dcpbench.twin.gradients import TwinGradient, TwinGradients
+
+if TYPE_CHECKING:
+    from dcpbench.twin.gradients import TwinGradient, TwinGradients
 
 
 def _expected(
-    cell: Cell, moment: Moment, reference: TwinGradients
-) -> Iterator[dict[str, Mapping[str, TwinGradient]]]:
+    cell: Cell, moment: Moment, reference: "TwinGradients"
+) -> Iterator[dict[str, Mapping[str, "TwinGradient"]]]:
     yield {reference.check: reference.twins}
 
 

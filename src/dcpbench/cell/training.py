@@ -1,0 +1,123 @@
+"""Train runs without saves, and compare each step of a run with that of an unwrapped twin. Only this module
+imports `dcpbench.twin`."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from dcpbench.cell import steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import defects_at, explained
+from dcpbench.cell.steps import ReferenceRun, other_seed
+from dcpbench.core.mismatch import TWIN, Place
+from dcpbench.runs import build_run
+from dcpbench.runs.own_run import OwnRun
+from dcpbench.runs.put import copy_state
+from dcpbench.runs.run import Run, TrainingEndedError
+from dcpbench.twin import lockstep
+from dcpbench.twin.lockstep import Lockstep
+
+
+def build_without_saves(cell: Cell, record: ReferenceRun) -> Run:
+    """Build a run that never saves; `record` says what it has to keep."""
+    cell.report.during = Place("without a save")
+    with cell.phase("build"):
+        unsaved = steps.parallel_run(cell, cell.config.seed, exclusions=record.exclusions)
+        unsaved.comes_after = cell.report.during
+        if isinstance(unsaved, OwnRun):
+            cell.measure("twin_bytes", build_run.twin_bytes(cell.config, unsaved.model, unsaved.sizes))
+    if why := unsaved.exclusions.why_no_twin:
+        checks = (check for check in lockstep.CHECKS if check != lockstep.REPLICAS)
+        cell.leave_out(checks, why)
+    return unsaved
+
+
+def train_without_saves(
+    cell: Cell, record: ReferenceRun, until: int, prepare: Callable[[Run], None] | None = None
+) -> Run:
+    """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
+    twin's."""
+    unsaved = build_without_saves(cell, record)
+    if prepare:
+        with cell.phase("build"):
+            prepare(unsaved)
+    if not isinstance(unsaved, OwnRun) or unsaved.exclusions.why_no_twin:
+        steps.train(cell, unsaved, until)
+        verify_replicas(cell, unsaved)
+    else:
+        where, seed = Place("uninterrupted"), cell.config.seed
+        losses = train_with_twin(cell, unsaved, record, until, where, seed, copies=prepare is not None)
+        cell.report.losses["twin"] = losses[1]
+    return unsaved
+
+
+def verify_replicas(cell: Cell, run: Run) -> None:
+    """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
+    equal."""
+    with cell.phase("verify", "training"):
+        if reasons := [reason for reason in cell.world.gathered(run.exclusions.why_no_replicas) if reason]:
+            cell.leave_out([lockstep.REPLICAS], reasons[0])
+            return
+        compared = lockstep.compare_parameters(run)
+        if cell.world.any_rank(compared.names):
+            cell.record(lockstep.REPLICAS, compared, Place("uninterrupted"))
+        else:
+            cell.leave_out([lockstep.REPLICAS], lockstep.NO_REPLICAS)
+
+
+def train_with_twin(
+    cell: Cell, run: OwnRun, record: ReferenceRun, until: int, where: Place, seed: int, copies: bool = True
+) -> tuple[list[float], list[float]]:
+    """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
+    and return the losses of both. `record` gets why no resumed run can repeat them.
+
+    Args:
+        seed: the twin is built from it.
+        copies: the twin gets the run's state; a run that was only built has the state of its seed.
+    """
+    with cell.phase("build"):
+        twin = build_run.build_twin(cell.config, cell.world, seed)
+        if copies:
+            copy_state(run, twin)
+    before = len(run.train_state.losses)
+    with cell.phase("verify", "training"):
+        explain = partial(explained, cell, "twin") if defects_at(cell, "twin") else None
+        compared_steps = Lockstep(cell.config, cell.world, run, twin, explain)
+    while run.train_state.step < until:
+        with cell.training(run):
+            uses = compared_steps.train(cell.batches)
+        if compared_steps.follows:
+            with cell.phase("verify", "training"):
+                compared_steps.follow(cell.batches, uses)
+    others = unrestored_losses(cell, record)
+    with cell.phase("verify", "training"):
+        for check, compared in compared_steps.results(others).items():
+            cell.record(check, compared, where, TWIN)
+    if why := compared_steps.why_not_resumed:
+        record.exclusions = replace(record.exclusions, why_not_resumed=why)
+    if "gradient_bound" in compared_steps.bounds:
+        cell.measure("gradient_bound_used", compared_steps.bound_used)
+    for column, bound in compared_steps.bounds.items():
+        cell.report.note("column", bound, name=column)
+    for check, why in compared_steps.not_applied.items():
+        cell.leave_out([check], why)
+    return run.train_state.losses[before:], [*compared_steps.twin_losses.values()]
+
+
+def unrestored_losses(cell: Cell, record: ReferenceRun) -> list[float]:
+    """Return the losses, from step 1 on, of a run from another seed on the same batches, which restores
+    nothing; they are computed once. It trains only if no loss can be computed otherwise; a trainer as far as
+    the first resume."""
+    if not record.unrestored:
+        run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
+        last = max(cell.window.last, len(record.losses))
+        if cell.config.own_trainer:
+            last = cell.window.end_of(cell.window.saves[0])
+        with suppress(TrainingEndedError):  # its losses until then can show a difference
+            if isinstance(run, OwnRun) and not run.user_step:
+                run.look_ahead(cell.batches, last)
+            else:
+                run.train(cell.batches, last)
+        record.unrestored = run.train_state.losses
+    return record.unrestored
