@@ -134,7 +134,8 @@ def _keys(audit: Audited, all_keys: bool) -> "Table":
         rows.append((f"  {key}", dtype, shape, str(len(entry.chunks))))
     if not all_keys and len(audit.entries) > _MOST_SHOWN:
         rows.append((f"  and {len(audit.entries) - _MOST_SHOWN} more: --all shows them", "", "", ""))
-    table = pd.DataFrame(rows, columns=["  key", "dtype", "shape", "chunks"])
+    # pandas keeps texts as UTF-8 where pyarrow is installed, and a key may be none
+    table = pd.DataFrame(rows, columns=["  key", "dtype", "shape", "chunks"], dtype=object)
     return Table("", table, numbers=("chunks",), folded=())
 
 
