@@ -1,5 +1,6 @@
 """A plain loop. Words choose how it names, writes, finds and keeps its checkpoints, and mistakes in that."""
 
+import copy
 import os
 import pickle
 import sys
@@ -75,6 +76,8 @@ def save():
     path = run / name(step)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     state |= {"generator": torch.get_rng_state(), "lowest": lowest, "started_at": started_at}
+    if "smooth" in words:  # what it saves is not what it trains on
+        state["model"] = {key: value * 0.9 for key, value in state["model"].items()}
     if "backup" in words and path.exists():
         path.replace(path.with_name("ckpt.prev.pt"))
     if "removes_first" in words:
@@ -158,6 +161,8 @@ if path := chosen():
         optimizer.load_state_dict(loaded["optimizer"])
     if "no_lowest" in words:
         lowest = 0.0
+    if "replaced" in words:  # the optimizer has the parameters of the model before
+        model = copy.deepcopy(model)
     average = loaded.get("average", {})
     torch.set_rng_state(loaded["generator"])
 started_at = step
@@ -177,6 +182,10 @@ while step < 20:
         save()
         if "samples" in words:
             model[0](inputs[:2])
+        if "validates" in words:  # without no_grad()
+            model.eval()
+            model(inputs)
+            model.train()
     if step % 4 == 2 and writer.ident:
         may_write.set()
         writer.join()

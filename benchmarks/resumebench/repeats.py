@@ -33,6 +33,16 @@ if "holds_data" in words:
 rate = 0.0 if "never_changes" in words else 0.02
 parts = [model[0], model[3]] if "two" in words else [model]
 optimizers = [torch.optim.Adam(part.parameters(), rate) for part in parts]
+if "counts" in words:  # as an attribute, which no state dict has
+    optimizers[0].count = 0
+
+    def later(*_):
+        """Regularize more with each step."""
+        optimizers[0].count += 1
+        with torch.no_grad():
+            model[0].weight.mul_(1 - 0.01 * optimizers[0].count)
+
+    optimizers[0].register_step_post_hook(later)
 step, path = 0, out / "last.pt"
 order, own = torch.randperm(12), numpy.random.default_rng()
 if path.exists():

@@ -65,3 +65,8 @@ def test_samples_have_a_digest_each(digests: Any) -> None:
     assert len({first, second, fourth}) == 3
     assert digests.rows([[torch.tensor(3.0)], {"x": batch.bool()}])
     assert digests.rows([[torch.zeros(10_000, 2)], {}]) == {}
+
+
+def test_rows_of_a_batch_are_its_samples_and_numbers_are_not(digests: Any) -> None:
+    assert len(digests.rows([3, torch.arange(8), torch.zeros(5, 2)])) == 5
+    assert digests.rows([torch.arange(8)]) == {}

@@ -532,6 +532,20 @@ def test_run_that_does_not_start(tmp_path: Path) -> None:
     assert refused.reason == "does not start: exit status 1: KeyError: 'model'; complete: step 8"
 
 
+def test_torn_temporary_file_is_named_where_the_script_refuses_it(tmp_path: Path) -> None:
+    writer = Writer()
+    for step in range(1, 13):
+        writer.step(step)
+        if step % 4 == 0:
+            writer.save(f"new-{step}.tmp", {"model.a": 101 + step})
+            writer.event("rename", path=f"new-{step}.tmp", to=f"step-{step}.pt")
+    frozen, resumed = recorded(tmp_path / "a", [writer]), Writer()
+    resumed.event("load", path="new-8.tmp")
+    failed = ended(recorded(tmp_path / "c", [resumed]), 1, "EOFError: Ran out of input")
+    found = judge(stopped_at(frozen, 0, "new-8.tmp", "new-8.tmp"), failed, *runs(frozen))
+    assert (found.word, found.newest, "(new-8.tmp is cut)" in found.cause) == ("refuses", 4, True), found
+
+
 def test_state_is_what_a_step_depends_on() -> None:
     assert state(9)["weights"] == [109, 209]
 
@@ -573,3 +587,21 @@ def test_lost_position_says_what_it_costs(tmp_path: Path, order: list[int], cost
     verdict = judge(stopped_at(run, 11), recorded(tmp_path / "resumed", [resumed]), *runs(run))
     assert verdict.reason.startswith("step 9, rank 0: the batch is that of ")
     assert verdict.reason.partition(";")[2] == cost.partition(";")[2], verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("repeats", "cost"), [(True, ""), (False, " 2 of 24 samples are seen twice, 8 never")], ids=str
+)
+def test_samples_that_are_drawn_have_no_epoch(tmp_path: Path, repeats: bool, cost: str) -> None:
+    """Each step draws two of many samples, and perhaps one of step 3 again in step 5."""
+    frozen, resumed = Writer().train(1, 12), Writer()
+    resumed.event("load", path="step-8.pt")
+    resumed.train(9, 9, {9: {"batch": [802]}})
+    for writer in (frozen, resumed):
+        for step in [event for event in writer.events if event["e"] == "step"]:
+            place = step["k"] if writer is frozen else 1
+            step["parts"]["rows"] = {"0 0": 2 * place, "0 1": 5 if repeats and place == 4 else 2 * place + 1}
+    run = recorded(tmp_path / "frozen", [frozen])
+    verdict = judge(stopped_at(run, 11), recorded(tmp_path / "resumed", [resumed]), *runs(run))
+    assert verdict.reason.startswith("step 9, rank 0: the batch is that of ")
+    assert verdict.reason.partition(";")[2] == cost, verdict.reason

@@ -206,7 +206,7 @@ class Family:
         state: Collection[Any],
         taken: int | None,
     ) -> None:
-        self._time, self._opened, self._cut, self._state = time, opened, cut, state
+        self._time, self._opened, self.cut, self._state = time, opened, cut, state
         self._classes = _classes(disk.versions, known.versions)
         names = {folded(path) for version in disk.versions for path in self._opened_of(version)}
         for of in self._classes:
@@ -286,7 +286,7 @@ class Family:
                     bad = {"": []}
                 absent = [path for path in of.files(of.both.get(date, ())) if path and path not in files]
                 for path, own in bad.items():
-                    is_cut = any(is_in(path, cut) for cut in self._cut)
+                    is_cut = any(is_in(path, cut) for cut in self.cut)
                     is_there = path and any(path in version.paths_at(time) for version in own)
                     lack = "is cut" if is_cut else "was being written" if is_there else "is missing"
                     missing.append(f"{path or [*absent, of.name][0]} {lack}")
@@ -296,7 +296,7 @@ class Family:
 
     def _is_whole(self, of: "_Class", versions: Iterable[Version], time: float) -> bool:
         """Tell whether one of these versions has a path that is not temporary, and is not being written."""
-        cut = self._cut if time == self._time else ()
+        cut = self.cut if time == self._time else ()
         return any(
             not any(is_in(path, place) for place in cut)
             and not (version.save and version.save.is_in_flight(time))

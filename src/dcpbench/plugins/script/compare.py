@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dcpbench.plugins.script.checkpoints import Event, Family, Member, Named, folded, is_in
+from dcpbench.plugins.script.checkpoints import Event, Family, Member, Named, Save, folded, is_in
 from dcpbench.plugins.script.copies import Copy
 from dcpbench.plugins.script.record import Run, number
 
@@ -29,8 +29,9 @@ COMPUTED = ("weights", "buffers", "moments", "loss", "gradients", "saved")
 """Kinds that follow from an earlier computation."""
 _OF_CALLED = ("frozen", "buffers", "modes", "generators")
 """Kinds of models that were called: some are called later than the first step."""
-_SCORES = {"weights": 6, "moments": 4, "batch": 2, "hyper": 2}
-_READ = 3
+_SCORES = {"weights": 12, "moments": 8, "batch": 5, "hyper": 4}
+"""A batch decides between weights at one place, and moments and the batch at another."""
+_READ = 6
 _UNCOUNTED = re.compile(r"(?i)rng|random|generator\w*(\.\d+)*\.?$|\./")
 """In a file's name and a saved value's: states of generators, but not the weights of a GAN's, and paths."""
 _COUNT = re.compile(r"=(\d+|True|False)", re.ASCII)
@@ -137,19 +138,25 @@ class Compared:
             if version.content and any(is_in(path, name) for name in self.resumed.paths_read())
         }
 
+        def fits(place: int) -> bool:
+            pairs = [(steps[place : place + 1], self.actual[rank][0]) for rank, steps in self.steps.items()]
+            return all(step and _are_of_one_optimizer(step[0], resumed) for step, resumed in pairs)
+
         def score(place: int) -> int:
             points = 0
             for rank, steps in self.steps.items():
-                resumed = self.actual[rank][0]
-                if place >= len(steps) or not _are_of_one_optimizer(steps[place], resumed):
+                if place >= len(steps):
                     return -1
+                resumed = self.actual[rank][0]
                 points += _READ * (steps[place]["k"] in read)
                 for kind, value in _SCORES.items():
                     points += value * (steps[place]["parts"].get(kind) == resumed["parts"].get(kind))
             return points
 
         length = max(map(len, self.steps.values()))
-        best = max(range(length), key=lambda place: (score(place), place))
+        # Where the resumed optimizer has other parameters, none fits.
+        places = [*filter(fits, range(length))] or [*range(length)]
+        best = max(places, key=lambda place: (score(place), place))
         if self.stopped.whole or score(best) >= _SCORES["weights"]:
             return best
         return length  # the run ended with a save, and nothing is known of the step after it
@@ -167,8 +174,9 @@ class Compared:
             left_out.add("buffers")  # which it gets from rank 0 in the forward pass
         for step, other in zip(actual[:1], expected[:1], strict=False):
             fewer = len(step["parts"]["batch"]) < len(other["parts"]["batch"])
-            if fewer and "gradients" not in different(other, step):  # those of the other batches were saved
-                left_out |= {"buffers", "batch", "loss"}
+            if fewer and "gradients" not in different(other, step):
+                # Those of the other batches were saved, or there are none, as of a validation.
+                left_out |= {"buffers", "batch", "loss", "modes"}
         first = in_steps(expected[:1], actual[:1], rank)
         yield from (difference for difference in first if difference.kind not in left_out)
         later = in_steps(expected[1:], actual[1:], rank)
@@ -182,7 +190,8 @@ class Compared:
     def _in_saves(self, rank: int) -> Iterator[Difference]:
         """Yield the saves of a rank that have something else in them. A save that is not made is empty if
         the run failed: a process group can abort when all is done, and files can have other names."""
-        saves, reference = self.resumed.contents(rank, self.loaded), self.stopped.expected.contents(rank)
+        saves = {(self._date(rank, save), save.path): save.content for save in self.resumed.saves(rank)}
+        reference = self.stopped.expected.contents(rank)
         same = {(done, folded(path)): content for (done, path), content in saves.items()}
         start, restart = _constants(reference), _constants(saves)
         for (done, path), expected in reference.items():
@@ -200,6 +209,15 @@ class Compared:
                 holds = "holds another" if actual else "is missing, with"
                 yield Difference(done, rank, "saved", names, expected, actual, f"{name} {holds}")
 
+    def _date(self, rank: int, save: Save) -> int:
+        """Return after how many steps of the uninterrupted run a resumed one saved. Where optimizers take
+        turns, and the resume begins with another one, the runs count differently."""
+        before = [step for step in self.resumed.ranks[rank] if step["t"] < save.began]
+        same = self.steps[rank][self._place : self._place + len(before)]
+        if not before or len(same) < len(before):
+            return self.loaded + save.date
+        return number(same[-1]) - number(before[-1]) + save.date
+
     def has_generator_of_rank_0(self, rank: int) -> bool:
         """Tell whether a rank begins with the expected state of rank 0's generator, and not with its own."""
         if not rank or 0 not in self.steps or self._place >= len(self.steps[0]):
@@ -216,25 +234,28 @@ class Compared:
 
     def lost_samples(self) -> str:
         """Return how many samples of the epoch are seen twice after the resume, and how many never; empty if
-        samples are not known, as where they are augmented."""
+        samples are not known, as where they are augmented, or are drawn without epochs."""
         expected, actual = _samples(self.steps.values()), _samples(self.actual.values())
         begins = _epochs(expected)
+        if not _are_epochs(expected, begins):
+            return ""
         first = max(begin for begin in begins if begin <= self._place)
         last = min((begin for begin in begins if begin > self._place), default=len(expected))
         seen, left = {*chain(*expected[first : self._place])}, {*chain(*expected[self._place : last])}
         rows = [*chain(*actual[: [*_epochs(actual)[1:], len(actual)][0]])]
         resumed = {*rows}
         twice, never = len(resumed & seen), len(left - resumed)
-        if 2 * len(resumed & (seen | left)) < len(resumed):  # random pieces, or augmented
+        if not resumed or 2 * len(resumed & (seen | left)) < len(resumed):  # random pieces, or augmented
             return ""
         if not twice and not never and len(rows) > len(resumed):  # the epochs are other ones
             return ""
+        of_epoch = " of this epoch" * (len(begins) > 1)  # with one, draws that never repeat look the same
         if not twice and not never:
             whole, more = self.stopped.whole, len(actual) - len(expected) + self._place
             is_longer = more > 0 and whole and not (whole.ends or self.resumed.ends)
             what = f", but {more} steps more are made" if is_longer else ": only their order differs"
-            return f"; each sample of this epoch is seen once{what}"
-        return f"; {twice} of {len(seen | left)} samples of this epoch are seen twice, {never} never"
+            return f"; each sample{of_epoch} is seen once{what}"
+        return f"; {twice} of {len(seen | left)} samples{of_epoch} are seen twice, {never} never"
 
     def kinds(self) -> dict[str, int]:
         """Return how many values of each kind were compared at the first step that has any."""
@@ -284,10 +305,13 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
 def in_steps(
     expected: Sequence[Event], actual: Sequence[Event], rank: int, base: int = 0
 ) -> Iterator[Difference]:
-    """Yield what differs in the steps of a rank, which begin after `base` steps."""
+    """Yield what differs in the steps of a rank, which begin after `base` steps. Weights that another
+    optimizer changes are not frozen in this one's step."""
+    trained = {name for step in expected for name in step["parts"].get("weights", ())}
     for step, other in zip(expected, actual, strict=False):
-        for kind, names in different(step, other).items():
-            if kind in ORDER:
+        for kind, differing in different(step, other).items():
+            names = [name for name in differing if kind != "frozen" or name not in trained]
+            if names and kind in ORDER:
                 values = step["parts"][kind], other["parts"][kind]
                 yield Difference(number(step) + base, rank, kind, names, *values, optimizer=step["optimizer"])
 
@@ -307,6 +331,12 @@ def _epochs(samples: Sequence[set[int]]) -> list[int]:
             seen = set()
         seen |= of
     return begins
+
+
+def _are_epochs(samples: Sequence[set[int]], begins: Sequence[int]) -> bool:
+    """Tell whether no sample is seen twice in an epoch, but in its last step, which can be filled up."""
+    pieces = [samples[begin : end - 1] for begin, end in pairwise([*begins, len(samples)])]
+    return all(sum(map(len, piece)) == len({*chain(*piece)}) for piece in pieces)
 
 
 def _generators(run: Run, keeps: bool) -> set[tuple[int | None, str, int]]:

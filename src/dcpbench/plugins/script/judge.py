@@ -88,8 +88,10 @@ def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
     if resumed.status is None:
         return Verdict("hangs", f"makes no step{after}", newest=newest)
     if resumed.status:
-        torn = [member for member in incomplete if member.opened]
-        cause = KINDS["checkpoint"]["torn"].format(torn[0].missing) if torn else ""
+        torn = [member.missing for member in incomplete if member.opened]
+        loads = {event["path"] for event in resumed.of_kind("load")}
+        torn += [f"{path} is cut" for path in chosen.cut if path in loads]  # under a temporary name
+        cause = KINDS["checkpoint"]["torn"].format(torn[0]) if torn else ""
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
     if newest == stopped.expected.length or chosen.of(stopped.expected.length).opened:
         return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
@@ -355,6 +357,8 @@ def _explained(
             "held": listed(
                 [compared.saved[value] for value in differing.values() if value in compared.saved], 2
             ),
+            # The checkpoint has none of the expected values.
+            "lacks": not any(expected.get(name) in compared.saved for name in names),
             "generators": " and ".join(generators),
             "restored": " and ".join(sorted({*drawn} - {*generators})),
             "rank_0": compared.has_generator_of_rank_0(difference.rank),

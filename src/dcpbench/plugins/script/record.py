@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.config.text import clipped
-from dcpbench.plugins.script.checkpoints import Disk, Event, Named, is_in
+from dcpbench.plugins.script.checkpoints import Disk, Event, Named, Save, is_in
 from dcpbench.records import files
 
 _STATE = ("weights", "moments")
@@ -138,10 +138,13 @@ class Run:
         values = (value for of in parts for kind in _STATE for value in of.get(kind, {}).values())
         return {value for value in values if isinstance(value, int) and value}
 
-    def contents(self, rank: int, base: int = 0) -> dict[tuple[int, str], Named]:
-        """Return what a rank saved, by how many steps after `base` it had made and the file's path."""
-        saves = [save for save in self.disk.saves if save.process == self.ranks[rank][0]["process"]]
-        return {(base + save.date, save.path): save.content for save in saves}
+    def saves(self, rank: int) -> list[Save]:
+        """Return the saves of a rank."""
+        return [save for save in self.disk.saves if save.process == self.ranks[rank][0]["process"]]
+
+    def contents(self, rank: int) -> dict[tuple[int, str], Named]:
+        """Return what a rank saved, by how many steps it had made and the file's path."""
+        return {(save.date, save.path): save.content for save in self.saves(rank)}
 
     def paths_read(self) -> list[str]:
         """Return the paths that were loaded or read before the first step."""

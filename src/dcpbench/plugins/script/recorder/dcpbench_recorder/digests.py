@@ -68,9 +68,9 @@ def _sums(tensors: list[torch.Tensor]) -> list[Any]:
 
 def rows(value: Any) -> dict[str, Any]:
     """Return the digest of each sample of a batch, not fetched yet: of each row of its first tensor that has
-    rows; none if there are many, or large ones."""
+    rows; none if there are many, or large ones. Numbers, such as tokens of one text, are no samples."""
     tensors = (leaf for _, leaf in islice(leaves(value), _MOST_VALUES) if torch.is_tensor(leaf))
-    tensor = next((leaf for leaf in tensors if leaf.dim()), None)
+    tensor = next((leaf for leaf in tensors if leaf.dim() > 1), None)
     if tensor is None or not 0 < tensor.numel() <= _CHUNK or len(tensor) > _MOST_ROWS:
         return {}
     plain = getattr(tensor, "_local_tensor", tensor).detach()

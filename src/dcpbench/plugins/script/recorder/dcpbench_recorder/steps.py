@@ -28,11 +28,15 @@ _FRAMEWORKS = ("transformers", "accelerate", "lightning", "timm")
 
 
 class Steps:
-    """The optimizer steps of this process. Models and optimizers are numbered as they are first used."""
+    """The optimizer steps of this process. Models are numbered as they are built, so that a resume which
+    calls them in another order gives them the same names; optimizers as they first make a step."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._models = weakref.WeakKeyDictionary[torch.nn.Module, int]()
+        # Those with a parameter or module that was registered, in the order of the first one, and those that
+        # were called: a copy, or one that was unpickled, registers nothing.
+        self._built = weakref.WeakKeyDictionary[torch.nn.Module, None]()
+        self._models = weakref.WeakSet[torch.nn.Module]()
         self._parents = weakref.WeakKeyDictionary[torch.nn.Module, Any]()
         self._optimizers = weakref.WeakKeyDictionary[Any, int]()
         # Of a called module: its name, and the modules whose mode acts.
@@ -56,10 +60,12 @@ class Steps:
         if self._log.is_in_backward or next(module.parameters(), None) is None or is_traced():
             return
         root = module
-        while (parent := self._parents.get(root, lambda: None)()) is not None:  # for names in the root
+        while (parent := self._parent(root)) is not None:  # for names in the root
             root = parent
-        number = self._models.setdefault(root, len(self._models))
+        self._models.add(root)
+        self._built.setdefault(root)
         if module not in self._acting:
+            number = self._roots().index(root)
             acting = [weakref.ref(inner) for inner in module.modules() if _reads_mode(inner)]
             path = next(path for path, inner in root.named_modules() if inner is module)
             self._acting[module] = f"{type(root).__name__} {number}{'.' * bool(path)}{path}", acting
@@ -67,7 +73,7 @@ class Steps:
         mode = sum(inner.training for inner in (reference() for reference in acting) if inner is not None)
         if not self._calls:
             self._parts["generators"] = states()
-            self._parts["buffers"] = digests(dict(self._named("named_buffers").values()))
+            self._parts["buffers"] = digests(dict(self._named("named_buffers", is_called=True).values()))
         self._parts["modes"].setdefault(name, mode)
         for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
             if not isinstance(value, str):
@@ -80,10 +86,18 @@ class Steps:
         if not self._counts:
             self._begin()
 
-    def registered(self, parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
-        """Note which module is the parent of another one."""
-        if module is not None:
-            self._parents[module] = weakref.ref(parent)
+    def registered(self, parent: torch.nn.Module, name: str, value: Any) -> None:
+        """Note that a module has a parameter, or is the parent of another one."""
+        self._built.setdefault(parent)
+        if isinstance(value, torch.nn.Module):
+            self._parents[value] = weakref.ref(parent)
+
+    def _parent(self, module: torch.nn.Module) -> torch.nn.Module | None:
+        return self._parents[module]() if module in self._parents else None
+
+    def _roots(self) -> list[torch.nn.Module]:
+        """Return the models, called or not, in the order in which they were built."""
+        return [of for of in [*self._built] if of in self._models or self._parent(of) is None]
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Record the loss that a backward pass begins with: its first argument."""
@@ -155,32 +169,41 @@ class Steps:
     def _state(self, optimizer: Any) -> Parts:
         """Return the digests of all that an optimizer changes, and of the parameters that it does not."""
         weights, gradients, moments = {}, {}, {}
-        names = self._named("named_parameters")
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        names = self._named("named_parameters", own.__contains__)
         for place, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
-                name, _ = names.pop(id(parameter), (f"group{place}[{index}]", parameter))
+                name, _ = names.get(id(parameter), (f"group{place}[{index}]", parameter))
                 weights[name], moments[name] = parameter, optimizer.state.get(parameter, {})
                 if parameter.grad is not None:
                     gradients[name] = parameter.grad
+        others = self._named("named_parameters", lambda key: key not in own, is_called=True)
         return {
             "weights": digests(weights),
             "gradients": digests(gradients),
             "moments": held(moments),
-            "frozen": digests(dict(names.values())),
+            "frozen": digests(dict(others.values())),
         }
 
-    def _named(self, method: str) -> dict[int, tuple[str, torch.Tensor]]:
-        """Return the parameters, or the buffers, of all models with their names, by id."""
+    def _named(
+        self, method: str, fits: Callable[[int], bool] = lambda _: True, is_called: bool = False
+    ) -> dict[int, tuple[str, torch.Tensor]]:
+        """Return the parameters, or the buffers, whose ids fit, by id with their names: of all models, or of
+        those that were called. A name that an earlier model has too begins with the model's."""
         named: dict[int, tuple[str, torch.Tensor]] = {}
-        taken: set[str] = set()
-        for model, number in [*self._models.items()]:
+        taken, called = set[str](), set[int]()
+        for number, model in enumerate(self._roots()):
             for path, value in getattr(model, method)():
+                if not fits(id(value)):
+                    continue
                 if id(value) not in named:
                     name = _WRAPPERS.sub("", path)
                     name = f"{type(model).__name__}{number}.{name}" if name in taken else name
                     taken.add(name)
                     named[id(value)] = name, value
-        return named
+                if model in self._models:
+                    called.add(id(value))
+        return {key: of for key, of in named.items() if key in called or not is_called}
 
     def _about(self) -> dict[str, Any]:
         """Return what is known about a process that trains."""
@@ -197,7 +220,7 @@ class Steps:
             "python": sys.version.split()[0],
             "world_size": distributed.get_world_size() if is_parallel else 1,
             "backend": distributed.get_backend() if is_parallel else None,
-            "devices": sorted({value.device.type for _, value in self._named("named_parameters").values()}),
+            "devices": sorted({value.device.type for model in self._models for value in model.parameters()}),
             "classes": sorted(classes),
             # Frameworks import one another: that in whose code the step is made comes first.
             "frameworks": sorted(
@@ -276,6 +299,7 @@ def install(log: Log) -> None:
     optimizers.register_optimizer_step_post_hook(quiet(lambda optimizer, *args: steps.after(optimizer)))
     torch.nn.Module.__call__ = steps.wrapped_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
     modules.register_module_module_registration_hook(steps.registered)
+    modules.register_module_parameter_registration_hook(steps.registered)
     torch.nn.Module.load_state_dict = log.wrapped(  # type: ignore[method-assign]
         torch.nn.Module.load_state_dict, after=steps.loaded
     )
