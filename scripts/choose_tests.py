@@ -41,11 +41,11 @@ BUDGET_S = 400.0
 KEPT = {
     "report": r"test_restart.py::test_wrong|test_ordinary_workloads.py::test_ordinary|test_unsaved_values.py"
     r"|test_resumebench.*\[(plain.py (no_gen|torn)|extras.py no_sc|habits.py (sigterm|betw)|(ddp|fsdp2).py)",
-    "death": r"test_deaths.py::test_first_cause",
+    "death": r"test_deaths.py::test_first_cause|test_resume.py::test_killed",
 }
 """Of these tests, those of `make test` stay there: public reports, wrong verdicts and deaths brought them."""
-PRICE_S = 9.0
-"""CPU seconds that a block of code or a value of a cell may cost which no other test has."""
+PRICE_S = {"value": 9.0, "code": 4.0}
+"""CPU seconds that a value of a cell or a block of code may cost which no other test has."""
 EXTENDED = 4
 """How many times its cost a test must be worth that is extended so far."""
 NO_TESTS = 5
@@ -253,7 +253,7 @@ def cover(
         ]
         share, number = max(shares)
         best = tests[number]
-        if share < 1 / PRICE_S:
+        if share < 1 / PRICE_S[reason]:
             return
         kept[best.test] = reason
         left -= items(best)

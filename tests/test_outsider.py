@@ -150,7 +150,7 @@ options: {broken: false, times: null}
 # @package _global_
 # One of everything.
 device: cpu
-world_size: 2
+world_size: 1
 saves: 1
 train_steps: 1
 resume_steps: 1
@@ -161,7 +161,8 @@ hydra:
       cells: {scenario: theirs, model: short, parallel: theirs, scenario.options.broken: "false,true"}
       fault: {scenario: save_load, model: short, parallel: theirs, fault: theirs, plugin: faults}
       doubled: {scenario: theirs, model: short, parallel: theirs, scenario.options.times: "2,3"}
-      other_layout: {scenario: convert, model: short, parallel: ddp, load_parallel: fsdp2, theirs_clip: 3}
+      other_layout:
+        {scenario: convert, model: short, parallel: ddp, load_parallel: fsdp2, world_size: 2, theirs_clip: 3}
       left_out: {scenario: save_load, parallel: ddp, plugin: nowhere}
 """,
 }

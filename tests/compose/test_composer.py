@@ -134,7 +134,7 @@ def test_other_words_equal_hydras_composition(hydra_loader: ConfigLoader) -> Non
     """And random ones."""
     base = sweep(hydra_loader)
     composer = Composer(hydra_loader, base)
-    for words in [*OTHER_WORDS, *random_sweep(random.Random(1), 6)]:
+    for words in [*OTHER_WORDS, *random_sweep(random.Random(1), 2)]:
         assert is_as_by_hydra(composer, hydra_loader, base, words), words
 
 
@@ -178,7 +178,7 @@ def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader)
     composer = Composer(hydra_loader, base)
     models = {**LISTS, "model": ("dummy", "with_decay", "more")}
     cells = crossed(**models) + crossed(experiment=("even", "slow"), **LISTS)
-    for cell in cells[1::31]:
+    for cell in cells[1::80]:
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
     assert composer.config(["experiment=even", "parallel=ddp"]).model.name == "even"
     slow = composer.config(["optimizer=sgd", "timeouts.save_s=1", "experiment=slow"])
