@@ -94,7 +94,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "usable and any(self._far(step, other) for other in others)",
         "True",
     ),
-    "controls of dead gradients": (_LOCKSTEP, "if not self._alive:", "if False:"),
+    "controls of dead gradients": (_LOCKSTEP, "if not self._had_gradient:", "if False:"),
     "steps with themselves": (
         _LOCKSTEP,
         "mismatches = compare_step(step, twin, actual,",

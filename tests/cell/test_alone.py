@@ -177,7 +177,7 @@ def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.
     """If part of an optimizer does not repeat exactly, the rest is compared bit for bit; the tolerance is not
     zero in bfloat16 either."""
     names, measured = frozenset(["net1.weight", "net2.weight"]), list[float]()
-    honest = twin.step_tolerances
+    honest = twin.measured_tolerances
 
     def tolerances(state: Any, others: Any, times: float = 1.0) -> Any:
         found = honest(state, others, times)
@@ -186,7 +186,7 @@ def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.
         )
         return found
 
-    monkeypatch.setattr(lockstep, "inexact_steps", lambda *_, **__: twin.Inexact(measured=names))
+    monkeypatch.setattr(lockstep, "tolerance_of_steps", lambda *_, **__: twin.StepTolerance(measured=names))
     monkeypatch.setattr(twin, "step_tolerances", tolerances)
     verdict, report = alone(saves=1, model=model)
     assert verdict.status == "pass", verdict.reason
@@ -283,7 +283,7 @@ def test_unrestored_run_differs_in_restored_state_only() -> None:
 
     def unrestored() -> OwnRun:
         unrestored = build_unrestored(given, world, given.seed + 1000)
-        unrestored.look_ahead(data, after)
+        unrestored.compute_losses(data, after)
         return unrestored
 
     def restore(other: OwnRun) -> None:
@@ -295,7 +295,7 @@ def test_unrestored_run_differs_in_restored_state_only() -> None:
     restore(same)
     untouched, restored = [], []
     for taken, each in (untouched, other), (restored, same):
-        each.look_ahead(data, after + 2)
+        each.compute_losses(data, after + 2)
         taken += each.train_state.losses[after:]
     uninterrupted = run.train(data, after + 2)
     assert restored[0] == uninterrupted[0]

@@ -20,7 +20,7 @@ from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.runs.build_run import build
-from dcpbench.runs.run_state import as_saved, is_small, live_state, promised_keys
+from dcpbench.runs.run_state import as_saved, expected_keys, is_small, live_state
 from dcpbench.state import snapshot
 from dcpbench.state.layout import whole
 from dcpbench.state.snapshot import TensorLeaf, snapshot_nested
@@ -221,7 +221,7 @@ def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
     run.options = StateDictOptions(ignore_frozen_params=True)
     leaves = live_state(run)
     beside = {("beside",): TensorLeaf(torch.zeros(1), leaves[StatePart.model]["net1.bias",].extent, None)}
-    promised = promised_keys(as_saved(run, leaves), beside)
+    promised = expected_keys(as_saved(run, leaves), beside)
     expected = {f"model.{name}" for name in parameters.keys() - set(frozen)}
     assert {key for key in promised if key.startswith("model.")} == expected
     others = {key for key in promised if not key.startswith("model.")}

@@ -83,7 +83,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
 
 
 def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, build_twin = lockstep.state_of, build_run.build_twin
+    honest, build_twin = lockstep.trained_state, build_run.build_twin
     missing: Name = ("state", "net1.bias", "exp_avg")
     twins: list[OwnRun] = []
 
@@ -95,7 +95,7 @@ def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) 
         return {name: leaf for name, leaf in honest(run, *given).items() if run in twins or name != missing}
 
     monkeypatch.setattr(build_run, "build_twin", build)
-    monkeypatch.setattr(lockstep, "state_of", state)
+    monkeypatch.setattr(lockstep, "trained_state", state)
     (report,) = run_alone(**ONCE).reports
     seen = report.checks["step_equal"]
     assert {(one.name, one.problem) for one in seen.distinct.values()} == {
@@ -271,11 +271,11 @@ def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     reference = steps.build_reference(cell)
     steps.advance(cell, reference, 1)
-    saved = steps.finish(cell, steps.save(cell, reference.trained))
+    saved = steps.finish(cell, steps.save(cell, reference.live_run))
     steps.advance(cell, reference, 2)
-    steps.load(cell, reference.trained, saved)
+    steps.load(cell, reference.live_run, saved)
     assert cell.report.checks["side_effect_free"].count == 0
-    live = live_state(reference.trained)[StatePart.model]
+    live = live_state(reference.live_run)[StatePart.model]
     found = saved.compare(saved.state[StatePart.model], live, None)
     assert found == []
     steps.load(cell, build(cell.config, cell.world, 1), saved)

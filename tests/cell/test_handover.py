@@ -74,7 +74,7 @@ def test_checkpoint_is_plain_data(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(model="short", scheduler="step"))
     reference = steps.build_reference(cell)
     steps.advance(cell, reference, 1)
-    saved = steps.finish(cell, steps.save(cell, reference.trained))
+    saved = steps.finish(cell, steps.save(cell, reference.live_run))
     written = stream(saved)
     written.seek(0)
     with torch.serialization.safe_globals([Checkpoint, StatePart, TensorLeaf, *PLAIN]):

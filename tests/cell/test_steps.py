@@ -58,7 +58,7 @@ def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
     assert [checkpoint.step for checkpoint in checkpoints] == [1, 2]
     assert (len(reference.losses), sorted(reference.states)) == (5, [4, 5])
     assert reference.after_first_step.keys() >= {2, 3}, "a step after each save"
-    assert reference.exclusions.why_layout_bound == reference.trained.exclusions.why_no_twin is not None
+    assert reference.exclusions.why_layout_bound == reference.live_run.exclusions.why_no_twin is not None
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     assert why_not(cell.report).keys() == unreadable
     assert cell.report.checks.keys() == {"side_effect_free"}, "an unreadable checkpoint is not audited"
@@ -79,7 +79,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     with mock.patch.object(RandomState, "needed", frozenset(needed)):
         steps.decide_state(cell, reference, checkpoints)
     assert own == [{StatePart.model: {}, **({StatePart.random: leaves(*needed)} if needed else {})}] * 6
-    assert reference.trained.exclusions.generators == frozenset(needed)
+    assert reference.live_run.exclusions.generators == frozenset(needed)
     assert ("random_equal" in why_not(cell.report)) is not bool(needed)
 
 
@@ -89,7 +89,7 @@ def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
     reference = steps.build_reference(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
         steps.advance(cell, reference, until)
-        assert reference.trained.train_state.step == until
+        assert reference.live_run.train_state.step == until
         assert [*reference.states] == retained
 
 
@@ -109,7 +109,7 @@ def test_unsynced_files_may_be_allowed(asked_for: bool, tmp_path: Path) -> None:
         cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
         reference = steps.build_reference(cell)
         steps.advance(cell, reference, 1)
-        steps.finish(cell, steps.save(cell, reference.trained))
+        steps.finish(cell, steps.save(cell, reference.live_run))
     assert bool(synced) is asked_for
     seen = cell.report.checks["checkpoint_whole"]
     (control,) = seen.control.values()
@@ -190,7 +190,7 @@ def handed_over(cell: Cell) -> None:
     kept = [{extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
     saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
-    exclusions = Exclusions(why_layout_bound="why", computes_in=(torch.bfloat16,))
+    exclusions = Exclusions(why_layout_bound="why", compute_dtypes=(torch.bfloat16,))
     handover.leave(cell, steps.ReferenceRun(saved, [1.0], states, exclusions=exclusions), any_layout=True)
 
 
@@ -227,7 +227,7 @@ def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_pa
     assert taken == [{StatePart.extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
     assert all(one.by_content for one in story.checkpoints), "it may lie otherwise"
     assert story.losses == [1.0]
-    assert (story.exclusions.why_layout_bound, story.exclusions.computes_in) == ("why", (torch.bfloat16,))
+    assert (story.exclusions.why_layout_bound, story.exclusions.compute_dtypes) == ("why", (torch.bfloat16,))
     assert cell.report.checks == {}
 
 

@@ -15,7 +15,7 @@ from dcpbench.code.sources import Source, changed_files, commits_text, recorded
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, WorkloadConfig
 from dcpbench.config.schema import Config
 from dcpbench.plan.plan import code_digest, own_packages
-from dcpbench.runs.unsaved_values import is_users
+from dcpbench.runs.unsaved_values import is_user_module
 from support.commands import git
 
 A, B = "a" * 40, "b" * 40
@@ -186,7 +186,11 @@ def test_packages_beside_a_users_modules_are_installed(
     assert [*map(provenance.owner_of, files)] == ["installed", "installed", "user"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in names]
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    assert [is_users(importlib.import_module(module).__name__) for module in modules] == [False, False, True]
+    assert [is_user_module(importlib.import_module(module).__name__) for module in modules] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(

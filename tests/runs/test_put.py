@@ -114,11 +114,11 @@ def test_twin_gets_entries_in_their_dtype(monkeypatch: pytest.MonkeyPatch) -> No
     """Torch would convert floats to the dtype of their parameters, and a snapshot has numbers as texts."""
     run = built(monkeypatch, optimizer=lambda model: LowStateAdam(model.parameters()))
     run.train(batches_of(config(workload=WorkloadConfig(CASE)), torch.device("cpu")), 1)
-    first = run.trained[0]
+    first = run.trained_parameters[0]
     run.optimizer.state[first] |= {"lists": [[torch.ones(2, dtype=torch.bfloat16)]], "counts": {3: 4}}
     twin = build_twin(config(workload=WorkloadConfig(CASE)), world(), 1)
     copy_state(run, twin)
-    held, copied = run.optimizer.state[first], twin.optimizer.state[twin.trained[0]]
+    held, copied = run.optimizer.state[first], twin.optimizer.state[twin.trained_parameters[0]]
     assert {copied["exp_avg"].dtype, copied["lists"][0][0].dtype} == {torch.bfloat16}
     assert torch.equal(copied["exp_avg"], held["exp_avg"])
     assert copied["exp_avg"] is not held["exp_avg"]

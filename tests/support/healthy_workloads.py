@@ -164,7 +164,7 @@ def text_key() -> Workload:
 def dtype_and_function() -> Workload:
     """Among its hyperparameters."""
     options = {
-        "computes_in": torch.bfloat16,
+        "compute_dtypes": torch.bfloat16,
         "rule": math.sqrt,
         "norm": F.layer_norm,
         "on": torch.device("cpu"),

@@ -51,7 +51,7 @@ def layouts(cell: Cell) -> None:
     with cell.phase("verify"):
         plain = snapshot_model(build_twin(cell.config, cell.world, cell.config.seed).model)
         expected, _ = digests(plain, None)
-        content, wrong = digests(snapshot_model(reference.trained.model), group)
+        content, wrong = digests(snapshot_model(reference.live_run.model), group)
         control = compare(plain, perturbed_leaves(plain))
         found = [*wrong.values(), *compare(expected, content)]
         cell.record("model_equal", Compared.of(found, control, map(text_of, expected)), "as it was built")

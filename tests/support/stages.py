@@ -20,7 +20,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
     reference = steps.build_reference(cell)
     first, second = cell.config.steps_before_save, 2 * cell.config.steps_before_save
     steps.advance(cell, reference, first)
-    saved = steps.finish(cell, steps.save(cell, reference.trained))
+    saved = steps.finish(cell, steps.save(cell, reference.live_run))
     steps.advance(cell, reference, second)
     handover.leave(cell, replace(reference, checkpoints=[saved]), any_layout=True)
 
@@ -30,7 +30,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
     honest = FileSystemWriter.write_data
     killed = dies and cell.world.rank == VICTIM
     with mock.patch.object(FileSystemWriter, "write_data", kill if killed else honest):
-        steps.finish(cell, steps.save(cell, reference.trained))
+        steps.finish(cell, steps.save(cell, reference.live_run))
 
 
 def load_first(cell: Cell, dies: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dcpbench.compare.controls import controllable, perturbed_leaves
-from dcpbench.compare.losses import loss_share
+from dcpbench.compare.losses import batch_loss_tolerance
 from dcpbench.compare.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.core.mismatch import TWIN, Mismatch, Problem
 from dcpbench.core.sentences import describe
@@ -19,10 +19,10 @@ from dcpbench.twin.gradients import (
     GradientBound,
     GradientPart,
     TwinGradient,
-    changed_beyond,
     compare_gradient,
     compare_step,
-    step_tolerances,
+    measured_tolerances,
+    perturbed_beyond,
 )
 from support.models import Adversarial
 
@@ -108,7 +108,7 @@ def test_cancelling_terms_widen_the_bound() -> None:
     twin = twin_of(terms)
     assert seen(torch.full((2, 3), EPS), twin) is None
     assert seen(torch.full((2, 3), 4 * EPS * PARTS), twin) is not None
-    assert not twin_of([*terms[:3], terms[3] * (1 + EPS)]).can_tell(ROUNDING.control), "it is rounding alone"
+    assert not twin_of([*terms[:3], terms[3] * (1 + EPS)]).detects(ROUNDING.control), "it is rounding alone"
 
 
 def test_missing_gradient_equals_zeros() -> None:
@@ -169,8 +169,8 @@ def test_bfloat16_reduction_has_its_rounding_bound() -> None:
     assert seen(reduced, twin) is None
     assert seen(reduced, twin_of(terms)) is not None, "it is no gradient of float32"
     assert seen(reduced * 1.5, twin) is not None
-    assert twin.can_tell(bound.control)
-    assert seen(reduced, twin.perturbed_leaf(bound.control)) is not None
+    assert twin.detects(bound.control)
+    assert seen(reduced, twin.perturbed(bound.control)) is not None
 
 
 def noises(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,16 +266,16 @@ def test_zeros_have_no_factor() -> None:
 def test_control_fires_where_errors_are_detectable(bound: GradientBound) -> None:
     terms = gradients()
     twin = twin_of(terms, bound, *(noises(1e-9) if bound.noise else ()))
-    assert twin.can_tell(bound.control)
-    assert seen(mean(terms), twin.perturbed_leaf(bound.control)) is not None
+    assert twin.detects(bound.control)
+    assert seen(mean(terms), twin.perturbed(bound.control)) is not None
     zeros = twin_of([torch.zeros(2, 3)] * PARTS, bound, *([torch.zeros(2, 3)] * 2 if bound.noise else ()))
-    assert zeros.can_tell(bound.control)
-    assert seen(None, zeros.perturbed_leaf(bound.control)) is not None
+    assert zeros.detects(bound.control)
+    assert seen(None, zeros.perturbed(bound.control)) is not None
 
 
 def test_large_noise_has_no_control() -> None:
     twin = twin_of(gradients(), NOISE, *noises(1e6))
-    assert not twin.can_tell(NOISE.control)
+    assert not twin.detects(NOISE.control)
 
 
 def test_bounds_have_different_names() -> None:
@@ -383,7 +383,7 @@ def test_irreproducible_step_tolerates_its_noise() -> None:
         {**twin, ("w",): leaf(WHOLE + change), ("state", "w", "exp_avg"): twin["state", "w", "exp_avg"]}
         for change in (torch.tensor([[1e-3, 0, 0], [0, 0, 0]]), torch.full((2, 3), -1e-4))
     ]
-    tolerances = step_tolerances(twin, others)
+    tolerances = measured_tolerances(twin, others)
     assert tolerances.keys() == {("w",), ("state", "w", "exp_avg"), ("state", "w", "step")}
     rms = math.sqrt((1e-6 + 5 * 1e-8) / 6)
     assert tolerances["w",][0, 0] == pytest.approx(16e-3, rel=1e-3)
@@ -396,14 +396,14 @@ def test_irreproducible_step_tolerates_its_noise() -> None:
     assert [one.name for one in compare_step(1, twin, on_rank(far), tolerances=allowed)] == ["w"]
     moment = {**near, ("state", "w", "exp_avg"): leaf(WHOLE / 7 + 1e-6, "exp_avg")}
     assert [one.name for one in compare_step(1, twin, moment, tolerances=allowed)] == ["state.w.exp_avg"]
-    control = changed_beyond(on_rank(twin), allowed)
+    control = perturbed_beyond(on_rank(twin), allowed)
     assert [one.name for one in compare_step(1, twin, control, tolerances=allowed)] == ["w"]
 
 
 def test_irreproducible_step_tolerates_rounding() -> None:
     """In bfloat16, if the steps with other gradients happened to round equally."""
     coarse = {("w",): leaf(WHOLE.bfloat16())}
-    tolerances = step_tolerances(coarse, [coarse, coarse])
+    tolerances = measured_tolerances(coarse, [coarse, coarse])
 
     def other(ulps: int) -> Leaves:
         bits = coarse["w",].local.view(torch.int16) + ulps
@@ -413,13 +413,15 @@ def test_irreproducible_step_tolerates_rounding() -> None:
     assert compare_step(1, coarse, other(-1), tolerances=tolerances) == []
     assert compare_step(1, coarse, other(3), tolerances=tolerances) != []
     assert compare_step(1, coarse, other(1)) != []
-    control = changed_beyond(coarse, tolerances)
+    control = perturbed_beyond(coarse, tolerances)
     assert compare_step(1, coarse, control, tolerances=tolerances) != []
 
 
 def test_loss_has_a_smaller_tolerance() -> None:
-    assert loss_share([torch.float32]) == 32 * EPS
+    assert batch_loss_tolerance([torch.float32]) == 32 * EPS
     assert (
-        loss_share([torch.float32, torch.bfloat16]) == loss_share([torch.bfloat16, torch.float32]) == 2**-10
+        batch_loss_tolerance([torch.float32, torch.bfloat16])
+        == batch_loss_tolerance([torch.bfloat16, torch.float32])
+        == 2**-10
     )
-    assert loss_share([torch.float64]) == loss_share([]) == 32 * EPS
+    assert batch_loss_tolerance([torch.float64]) == batch_loss_tolerance([]) == 32 * EPS

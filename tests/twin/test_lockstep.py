@@ -20,12 +20,12 @@ from dcpbench.records.row import column_help
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import copy_state
-from dcpbench.runs.run import Use
+from dcpbench.runs.run import GradientUse
 from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import Leaves
 from dcpbench.twin import lockstep as lockstep_module
 from dcpbench.twin.lockstep import CHECKS, Lockstep
-from dcpbench.twin.twin import Inexact, Twin, _replace_gradient, copy_run, inexact_steps
+from dcpbench.twin.twin import StepTolerance, Twin, _replace_gradient, copy_run, tolerance_of_steps
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
@@ -36,7 +36,7 @@ from support.ordinary_workloads import net
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 
-def twin_of(inexact: Inexact = Inexact(), accumulate: int = 1) -> Twin:  # noqa: B008 - frozen
+def twin_of(inexact: StepTolerance = StepTolerance(), accumulate: int = 1) -> Twin:  # noqa: B008 - frozen
     """Build the twin of a run."""
 
     def build() -> OwnRun:
@@ -155,10 +155,10 @@ def test_magnitudes_are_summed_over_accumulated_parts() -> None:
     given, here = config(**ONCE), world()
     data = batches_of(given, here.device).at(1)
 
-    def passed(accumulate: int, batch: Batch) -> Use:
+    def passed(accumulate: int, batch: Batch) -> GradientUse:
         twin = twin_of(accumulate=accumulate)
         twin.begin(batch, None)
-        return twin.taken(()).uses[0]
+        return twin.take_step(()).uses[0]
 
     first, second = (passed(1, share_of(data, number, 2)).gradients for number in range(2))
     made = passed(2, data)
@@ -188,10 +188,10 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only stages of a pipeline have different tensors."""
-    name, state_of, gathered = ("net2.bias",), lockstep_module.state_of, World.gathered
+    name, trained_state, gathered = ("net2.bias",), lockstep_module.trained_state, World.gathered
 
     def without(run: OwnRun, parts: Any) -> Leaves:
-        leaves = dict(state_of(run, parts))
+        leaves = dict(trained_state(run, parts))
         if parts is own:
             del leaves[name]
         return leaves
@@ -201,7 +201,7 @@ def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.Monkey
 
     compared = lockstep(1)
     own = compared._own_parts
-    monkeypatch.setattr(lockstep_module, "state_of", without)
+    monkeypatch.setattr(lockstep_module, "trained_state", without)
     monkeypatch.setattr(World, "gathered", with_another)
     (found,) = compared._compare_state(1, {}).found
     assert (found.name, found.problem) == ("net2.bias", Problem.only_twin)
@@ -210,16 +210,16 @@ def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.Monkey
 def test_steps_on_another_device_are_rounded() -> None:
     given, here = config(**ONCE), world()
     run, twin = build(given, here, 0), build_twin(given, here, 0)
-    assert inexact_steps(run, twin, split=False) == Inexact()
+    assert tolerance_of_steps(run, twin, split=False) == StepTolerance()
     run.model.to(torch.device("meta"))
     names = frozenset(f"net{number}.{kind}" for number in (1, 2) for kind in ("weight", "bias"))
-    assert inexact_steps(run, twin, split=False) == Inexact(rounded=names, other_kernels=True)
+    assert tolerance_of_steps(run, twin, split=False) == StepTolerance(rounded=names, other_kernels=True)
 
 
 def test_every_bound_of_a_step_is_described() -> None:
     some = frozenset({"w"})
     page = Path(__file__).parents[2] / "docs" / "concepts" / "checks.md"
-    for inexact in (Inexact(), Inexact(measured=some), Inexact(rounded=some)):
+    for inexact in (StepTolerance(), StepTolerance(measured=some), StepTolerance(rounded=some)):
         assert f"`{inexact.bound}`" in column_help()["step_bound"]
         assert f"| `{inexact.bound}` |" in page.read_text()
 
@@ -246,7 +246,7 @@ def test_what_raises_in_a_comparison_changes_nothing(monkeypatch: pytest.MonkeyP
     with pytest.raises(RuntimeError, match="of the user"):
         run.train(data, 1)
     with pytest.raises(RuntimeError, match="of the user"):
-        twin.taken(())
+        twin.take_step(())
     assert [hooks_of(one) for one in (run, twin.run)] == before
 
 
@@ -278,7 +278,7 @@ def test_twin_continues_with_the_ranks_gradient(gradient: torch.Tensor | None) -
     """A dense gradient stays the same tensor, which torch's clipping already has."""
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = gradient
-    _replace_gradient(parameter, "weight", Use("", {}, full={"weight": torch.ones(2)}))
+    _replace_gradient(parameter, "weight", GradientUse("", {}, full={"weight": torch.ones(2)}))
     assert parameter.grad is not None
     assert parameter.grad.tolist() == [1.0, 1.0]
     assert (parameter.grad is gradient) == (gradient is not None and not gradient.is_sparse)
@@ -300,10 +300,10 @@ def test_statistic_of_few_channels_has_a_tolerance() -> None:
     """Its jittered inputs would round to the same mean if some went up and others down."""
     given = config(**ONCE, workload=WorkloadConfig("support.set_once.norm", options={"drop": 0.0}))
     build_one = partial(build_twin, given, world(), 0)
-    twin = Twin(build_one(), {torch.float32}, build_one, Inexact())
+    twin = Twin(build_one(), {torch.float32}, build_one, StepTolerance())
     twin.begin(batches_of(given, torch.device("cpu")).at(2), None)
-    uses = twin.taken(()).uses
-    tolerances = twin.tolerances(uses, twin.jittered(uses, draws=False))
+    uses = twin.take_step(()).uses
+    tolerances = twin.tolerances(uses, twin.jittered_steps(uses, draws=False))
     mean = twin.run.model.get_buffer("raw.running_mean")
     assert (tolerances["raw.running_mean",] > 10 * torch.finfo(mean.dtype).eps * mean).all()
     assert (tolerances["raw.running_mean",] < 1e-3 * mean).all()
@@ -312,11 +312,11 @@ def test_statistic_of_few_channels_has_a_tolerance() -> None:
 def received_buffers() -> list[float]:
     """Return the buffers of a twin after a step that begins with those of the first rank."""
     here = on_ranks()
-    twin = Twin(build_twin(config(**ONCE), world(), 0), (), None, Inexact())
+    twin = Twin(build_twin(config(**ONCE), world(), 0), (), None, StepTolerance())
     for name in ("first", "last"):
         twin.run.model.register_buffer(name, torch.tensor(float(here.rank + 1)))
     twin.begin(batches_of(config(**ONCE), here.device).at(1), here.group)
-    twin.taken(())
+    twin.take_step(())
     return [float(buffer) for buffer in twin.run.model.buffers()]
 
 

@@ -5,7 +5,7 @@ from unittest import mock
 import torch
 
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.runs.build_run import build, computes_in
+from dcpbench.runs.build_run import build, mixed_precision_dtypes
 from dcpbench.workloads.parallelisms import fully_shard_options
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, world
@@ -38,7 +38,7 @@ def test_null_in_a_policy_is_torchs_default() -> None:
         given.parallel.options = {"mp_policy": policy, "offload_policy": None}
         assert fully_shard_options(given.parallel).keys() == {"mp_policy"}
         assert fully_shard_options(given.parallel)["mp_policy"].output_dtype is None
-        assert computes_in(given.parallel) == {torch.bfloat16, torch.float32}
+        assert mixed_precision_dtypes(given.parallel) == {torch.bfloat16, torch.float32}
     given.parallel.options = {"mp_policy": None}
     assert fully_shard_options(given.parallel) == {}
-    assert computes_in(given.parallel) == set()
+    assert mixed_precision_dtypes(given.parallel) == set()

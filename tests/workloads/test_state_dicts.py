@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from conftest import SMALL, Finished, blocks, run, selected
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build
-from dcpbench.runs.run_state import as_saved, live_state, promised_keys
+from dcpbench.runs.run_state import as_saved, expected_keys, live_state
 from dcpbench.state.snapshot import by_parameter
 from support.alone import alone, config, world
 
@@ -37,7 +37,7 @@ def test_save_promises_the_keys_of_torch(flattened: bool) -> None:
     run.options = StateDictOptions(flatten_optimizer_state_dict=flattened)
     held = run.state()["optimizer"].state_dict()
     promised = {
-        key for key in promised_keys(as_saved(run, live_state(run)), None) if key.startswith("optimizer.")
+        key for key in expected_keys(as_saved(run, live_state(run)), None) if key.startswith("optimizer.")
     }
     if flattened:
         assert promised == {f"optimizer.{key}" for key in held}

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 import support.transformers
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.rank_report import Skip
-from dcpbench.runs.run import Use, each_use, names_of_uses
+from dcpbench.runs.run import Use, noting_uses, use_suffixes
 from dcpbench.state.snapshot import named_as_saved, snapshot_model
 from dcpbench.workloads.parallelisms import ddp
 from dcpbench.workloads.workload import workload_of
@@ -60,7 +60,7 @@ def test_components_that_change_the_backward_pass_are_skipped() -> None:
 def test_closures_are_refused() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with each_use([optimizer], [], lambda *_: None), pytest.raises(Skip, match="has a closure"):
+    with noting_uses([optimizer], [], lambda *_: None), pytest.raises(Skip, match="has a closure"):
         optimizer.step(lambda: 0.0)
 
 
@@ -84,7 +84,9 @@ def test_gradients_are_used_by_optimizers_and_by_clipping_of_any_part_of_them() 
     uses: list[tuple[str, int]] = []
     model(torch.ones(2, 8)).sum().backward()
     clip = nn.utils.clip_grad_value_  # imported before
-    with each_use([first, last], [*model.parameters()], lambda by, several: uses.append((by, len(several)))):
+    with noting_uses(
+        [first, last], [*model.parameters()], lambda by, several: uses.append((by, len(several)))
+    ):
         clip(model[0].parameters(), 1.0)
         first.step()
         last.step()
@@ -94,8 +96,8 @@ def test_gradients_are_used_by_optimizers_and_by_clipping_of_any_part_of_them() 
 
 
 def test_uses_have_numbers_where_there_are_several() -> None:
-    assert names_of_uses([Use("the optimizer", {})]) == [""]
-    assert names_of_uses([Use(by, {}) for by in ("a", "b", "a")]) == [
+    assert use_suffixes([Use("the optimizer", {})]) == [""]
+    assert use_suffixes([Use(by, {}) for by in ("a", "b", "a")]) == [
         " before a, use 1",
         " before b",
         " before a, use 2",

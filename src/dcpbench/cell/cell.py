@@ -135,7 +135,8 @@ class Cell:
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
         trainer_steps: the steps of a trainer, which the run that never saves has chosen.
-        trained: packages that define the forwards of the modules that this stage has trained; not of twins.
+        trained_packages: those that define the forwards of the modules that this stage has trained; not of
+            twins.
     """
 
     config: Config
@@ -153,7 +154,7 @@ class Cell:
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
-    trained: set[str] = field(default_factory=set)
+    trained_packages: set[str] = field(default_factory=set)
     trainer_steps: Window | None = None
 
     @property
@@ -204,7 +205,7 @@ class Cell:
         self.report.during = run.comes_after
         for module in run.model.modules():
             forward = inspect.getattr_static(type(module), "forward")
-            self.trained.add(str(getattr(forward, "__module__", None)).partition(".")[0])
+            self.trained_packages.add(str(getattr(forward, "__module__", None)).partition(".")[0])
         with self.phase("train"):
             try:
                 yield

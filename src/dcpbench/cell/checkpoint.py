@@ -15,7 +15,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, key_of
 from dcpbench.runs.run import Run
 from dcpbench.runs.run_state import (
-    Keys,
+    ExpectedKeys,
     State,
     StateByKey,
     live_state,
@@ -123,6 +123,6 @@ class SaveInFlight(NamedTuple):
     pending: PendingSave
     files: Future[AtSuccess]
     still_open: Callable[[], Compared]
-    keys: Keys
+    keys: ExpectedKeys
     in_files: StateByKey
     number: int

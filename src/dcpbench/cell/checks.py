@@ -33,17 +33,17 @@ from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.runs import put
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import change_again
-from dcpbench.runs.run import Exclusions, Run, TrainingEndedError, Unchanged, dtypes_of
+from dcpbench.runs.run import Exclusions, Run, TrainingEndedError, Unchanged, compute_dtypes_of
 from dcpbench.runs.run_state import (
     State,
     as_saved,
     comparable,
     is_small,
     live_state,
-    one_tensor,
     restorable,
     retained_copy,
     retained_state,
+    state_of_one_tensor,
 )
 from dcpbench.state.snapshot import Leaves
 
@@ -129,7 +129,7 @@ def load_beside(cell: Cell, story: ReferenceRun, checkpoint: Checkpoint) -> None
     steps.load(cell, target, checkpoint)
     with cell.phase("verify", "side_effects"):
         compared = compare_controlled(
-            before, tensors(live_state(story.trained)), proven=cell.proven("side_effect_free")
+            before, tensors(live_state(story.live_run)), proven=cell.proven("side_effect_free")
         )
         where = Place("loaded", checkpoint.step)
         cell.record("side_effect_free", compared, where, side_effects.LOAD)
@@ -147,7 +147,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
     expected = restorable(checkpoint.state, target)
     if cell.config.own_trainer:
         attributes = comparable(checkpoint.state, target.exclusions)[StatePart.extra]
-        _note_values(cell, target.lost_within(attributes))
+        _note_values(cell, target.unrestored_values(attributes))
     if cell.config.own_trainer and not cell.world.any_rank(expected[StatePart.extra]):
         del expected[StatePart.extra]
         cell.leave_out(["extra_equal"], "training changes no plain attribute of the trainer")
@@ -161,7 +161,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
             left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
             mismatches = [mismatch for mismatch in mismatches if mismatch.name not in left_out]
             if part is StatePart.extra:
-                mismatches = target.lost(mismatches, leaves, before_a_step=True)
+                mismatches = target.not_held_elsewhere(mismatches, leaves, before_a_step=True)
             compared = replace(controls[part], found=mismatches)
             comparisons[part] = Comparison(leaves, actual[part], compared)
         record_restored(cell, checkpoint, comparisons, checkpoint.place)
@@ -190,7 +190,10 @@ def verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
     def load(state: dict[str, Any]) -> None:
         cell.checkpointer.load(state, checkpoint.checkpoint_id)
 
-    absent, present = partial(load, {"absent": torch.zeros(1)}), partial(load, one_tensor(checkpoint.by_key))
+    absent, present = (
+        partial(load, {"absent": torch.zeros(1)}),
+        partial(load, state_of_one_tensor(checkpoint.by_key)),
+    )
     with cell.phase("verify", "absent_key"):
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
@@ -277,7 +280,7 @@ def resume(
         cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
     with cell.phase("verify", "resumed"):
-        dtypes = dtypes_of(target).union(record.exclusions.computes_in)
+        dtypes = compute_dtypes_of(target).union(record.exclusions.compute_dtypes)
         close = None if exactly else (cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.exclusions, where):
@@ -300,7 +303,7 @@ def resume(
                     how, proven = partial(checkpoint.compare, group=cell.world.group), set()
                 compared[part] = compare_controlled(expected[part], leaves, proven=proven, how=how)
                 if part is StatePart.extra:
-                    mismatches = target.lost(compared[part].found, expected[part])
+                    mismatches = target.not_held_elsewhere(compared[part].found, expected[part])
                     compared[part] = replace(compared[part], found=mismatches)
         for of, comparison in compared.items():
             check = {of_losses: of_losses, flags: CHECK_OF[flags]}.get(of, "state_resume_equal")
@@ -322,14 +325,14 @@ def _resume_trainer(
     try:
         first = steps.train(cell, target, checkpoint.step + 1)
         with cell.phase("verify", "resumed"):
-            made = target.made_by_steps()
+            made = target.added_attributes()
             stepped = record.after_first_step.get(checkpoint.step + 1, {})
             expected = {
                 name: leaf for name, leaf in stepped.items() if name not in made or made[name] is not None
             }
             compared = compare_controlled(expected, {name: made[name] for name in expected if name in made})
             if cell.world.any_rank(expected):
-                compared = replace(compared, found=target.lost(compared.found, expected))
+                compared = replace(compared, found=target.not_held_elsewhere(compared.found, expected))
                 cell.record("state_resume_equal", compared, checkpoint.at("first_step"), RESUMED)
         return [*first, *steps.train(cell, target, last)], False
     except TrainingEndedError as early:

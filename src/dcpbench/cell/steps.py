@@ -30,8 +30,8 @@ from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, Run
 from dcpbench.runs.run_state import (
     State,
     as_saved,
-    only_generators,
-    promised_keys,
+    drop_unneeded_generators,
+    expected_keys,
     restorable,
     retained_state,
 )
@@ -77,7 +77,7 @@ class ReferenceRun:
     run: Run | None = None
 
     @property
-    def trained(self) -> Run:
+    def live_run(self) -> Run:
         """The live run, in the stage that trains it."""
         assert self.run, "of an earlier stage"
         return self.run
@@ -138,7 +138,7 @@ def train(cell: Cell, run: Run, until: int) -> list[float]:
 
 def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
-    run, saves = reference.trained, cell.window.saves
+    run, saves = reference.live_run, cell.window.saves
     ends = {*cell.window.ends, *reference.ends}
     first_steps = {step + 1 for step in (*saves, *ends)} if cell.config.own_trainer else set[int]()
     for step in sorted({*ends, *first_steps, until}):
@@ -150,7 +150,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
                 reference.states[step] = retained_state(run)
                 reference.unsaved_values[step] = run.unsaved_values().texts
             if cell.config.own_trainer:
-                reference.after_first_step[step] = retained(run.made_by_steps())
+                reference.after_first_step[step] = retained(run.added_attributes())
                 reference.generators[step] = dict(run.random.states)
 
 
@@ -174,7 +174,7 @@ def train_and_save(
         at: save at these steps only.
     """
     overlap, at_the_end = cell.config.overlap_saves, cell.config.own_trainer
-    save_one = partial(save, cell, reference.trained, state=state, extra=extra, parts=parts)
+    save_one = partial(save, cell, reference.live_run, state=state, extra=extra, parts=parts)
     saves: list[SaveInFlight] = []
     slots = itertools.cycle((1, 2) if overlap else (0,))
     for slot, step in zip(slots, at or cell.window.saves, strict=False):
@@ -205,7 +205,7 @@ def train_and_save(
 def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
     """Decide what a load has to restore, after the last step of the reference run, and drop the state of
     generators that training does not draw from; collective."""
-    run = reference.trained
+    run = reference.live_run
     for name, kind in run.unsaved_values().unreadable.items():
         cell.report.note("unreadable", kind, "extra_equal", name)
     for check, why in run.exclusions.not_compared.items():
@@ -218,7 +218,7 @@ def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Chec
         cell.leave_out(["random_equal"], "no step draws random numbers that must be restored")
     saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.named))
     for state in (*reference.states.values(), *saved):
-        only_generators(state, run)
+        drop_unneeded_generators(state, run)
 
 
 def save(
@@ -266,7 +266,7 @@ def save(
         saved = {part: saved[part] for part in parts}
     cell.saved[checkpoint_id] = run
     checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved))
-    keys = promised_keys(checkpoint.named, extra)
+    keys = expected_keys(checkpoint.named, extra)
     in_files = checkpoint.keyed(restorable(checkpoint.named, run))
     return SaveInFlight(checkpoint, pending, files, still_open, keys, in_files, number)
 

@@ -116,7 +116,7 @@ def unrestored_losses(cell: Cell, record: ReferenceRun) -> list[float]:
             last = cell.window.end_of(cell.window.saves[0])
         with suppress(TrainingEndedError):  # its losses until then can show a difference
             if isinstance(run, OwnRun) and not run.user_step:
-                run.look_ahead(cell.batches, last)
+                run.compute_losses(cell.batches, last)
             else:
                 run.train(cell.batches, last)
         record.unrestored = run.train_state.losses

@@ -22,8 +22,8 @@ from dcpbench.runs.run import Run
 from dcpbench.runs.run_state import (
     differing_names,
     digested_above,
+    drop_unneeded_generators,
     leave_out_attributes,
-    only_generators,
     retained_state,
 )
 
@@ -159,7 +159,7 @@ def compare_final_states(cell: Cell, unsaved: ReferenceRun, reference: Reference
     not repeat itself before its first save cannot show what a save changes."""
     last = cell.window.last
     never, saved = dict(unsaved.states[last]), dict(reference.states[last])
-    only_generators(never, reference.trained)
+    drop_unneeded_generators(never, reference.live_run)
     checks.leave_out_unlike_values(unsaved.unsaved_values[last], reference, last)
     if (changing := reference.exclusions.changing) is not None:
         left_out = leave_out_attributes(never, saved, changing)

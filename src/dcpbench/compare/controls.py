@@ -68,9 +68,9 @@ def _change_values(state: Any) -> Iterator[torch.Tensor]:
 
 
 @torch.no_grad()
-def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int, least: int = -1) -> None:
-    """Multiply each element by a random one of 1 + `share` and 1 + `least` * `share`, in place, the same on
-    every rank for the same shapes. Integers stay unchanged."""
+def jitter(tensors: Iterable[torch.Tensor], epsilon: float, seed: int, least: int = -1) -> None:
+    """Multiply each element by a random one of 1 + `epsilon` and 1 + `least` * `epsilon`, in place, the same
+    on every rank for the same shapes. Integers stay unchanged."""
     generators: dict[torch.device, torch.Generator] = {}
     for tensor in tensors:
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
@@ -79,7 +79,7 @@ def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int, least: int 
             generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
         up = torch.rand(tensor.shape, generator=generators[tensor.device], device=tensor.device) < 0.5
         precise = torch.complex128 if tensor.is_complex() else torch.float64
-        tensor.copy_(tensor.to(precise) * torch.where(up, 1 + share, 1 + least * share))
+        tensor.copy_(tensor.to(precise) * torch.where(up, 1 + epsilon, 1 + least * epsilon))
 
 
 @torch.no_grad()

@@ -21,12 +21,12 @@ _LOSS_EPS = 32 * torch.finfo(torch.float32).eps
 """Relative tolerance of a loss, the mean of many elements, in float32."""
 
 
-def loss_share(dtypes: Iterable[torch.dtype]) -> float:
+def batch_loss_tolerance(dtypes: Iterable[torch.dtype]) -> float:
     """Return the relative tolerance of the ranks' loss, computed in these dtypes."""
     return loss_tolerance(_LOSS_EPS, dtypes)
 
 
-def rounding(dtypes: Iterable[torch.dtype]) -> float:
+def coarsest_eps(dtypes: Iterable[torch.dtype]) -> float:
     """Return the distance from 1 to the next number in the coarsest of these dtypes that can be trained
     in."""
     floats = (one for one in dtypes if (one.is_floating_point or one.is_complex) and one.itemsize > 1)
@@ -35,7 +35,7 @@ def rounding(dtypes: Iterable[torch.dtype]) -> float:
 
 def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
     """Return the largest relative difference of losses that counts as close, for models with these dtypes."""
-    return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
+    return max(tolerance, _ROUNDINGS_OF_LOSS * coarsest_eps(dtypes))
 
 
 def compare_losses(

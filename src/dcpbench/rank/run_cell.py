@@ -84,7 +84,7 @@ def run_cell(
     if after and last.ends is Ending.report:
         wait_until_seen(cell, folder, "of this stage")
     if config.compile:
-        report.not_compiled = why_not_compiled(cell.trained)
+        report.not_compiled = why_not_compiled(cell.trained_packages)
         for text in graph_breaks():
             report.note("graph_breaks", text)
     if world.device.type == "cuda":

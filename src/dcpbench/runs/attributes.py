@@ -18,7 +18,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer as Zero
 
 from dcpbench.compare.leaves import same_leaves
 from dcpbench.core.state import Name, text_of
-from dcpbench.runs.unsaved_values import is_users
+from dcpbench.runs.unsaved_values import is_user_module
 from dcpbench.state.snapshot import (
     LARGE_BYTES,
     Leaves,
@@ -126,7 +126,7 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
             elif isinstance(holder, Iterable):
                 unread[text_of(name)] = type(holder).__name__
     for name, optimizer in _held("optimizer", _compared(trainer)):
-        if is_users(type(optimizer).__module__):
+        if is_user_module(type(optimizer).__module__):
             leaves |= _plain_parts(vars(optimizer), name)
     return leaves, unread
 
@@ -144,7 +144,7 @@ def values_within(trainer: Any) -> Leaves:
     due.append((("optimizer",), _compared(trainer)))
     for name, value in due:  # it grows
         parts = dict(enumerate(value)) if isinstance(value, list | tuple | deque) else value
-        if is_users(type(value).__module__) and hasattr(value, "__dict__"):
+        if is_user_module(type(value).__module__) and hasattr(value, "__dict__"):
             parts = vars(value)
         if isinstance(parts, Mapping) and len(name) <= _DEEPEST_HELD and id(value) not in seen:
             seen.add(id(value))
@@ -205,7 +205,7 @@ def _state_of(holder: Any) -> Any:
         return _without(
             holder.state_dict(), {name for module in modules for name in _BOOKKEEPING.get(module, ())}
         )
-    if dataclasses.is_dataclass(holder) or is_users(type(holder).__module__):
+    if dataclasses.is_dataclass(holder) or is_user_module(type(holder).__module__):
         return vars(holder) if hasattr(holder, "__dict__") else None
     return None
 

@@ -79,10 +79,10 @@ def build(config: Config, world: World, seed: int, exclusions: Exclusions = NO_E
     why_none = getattr(workload.model, "why_no_twin", None)
     exclusions = replace(
         exclusions,
-        why_no_twin=why_none or why_no_room(world, twin_bytes(config, model, sizes), "pp" in sizes),
+        why_no_twin=why_none or why_no_memory(world, twin_bytes(config, model, sizes), "pp" in sizes),
         why_no_replicas=why_none,
         why_layout_bound=why_none or (_BATCH_STATISTICS if sees_share else None),
-        computes_in=(*computes_in(config.parallel),),
+        compute_dtypes=(*mixed_precision_dtypes(config.parallel),),
     )
     workload = replace(workload, model=model)
     run = OwnRun(config, world, workload, component, seed, pipeline=pipeline, exclusions=exclusions)
@@ -144,7 +144,7 @@ def twin_bytes(config: Config, model: nn.Module, sizes: Mapping[str, int]) -> in
     return sizes.get("pp", 1) * sum(sizes_of_parts)
 
 
-def why_no_room(world: World, nbytes: int, always: bool) -> str | None:
+def why_no_memory(world: World, nbytes: int, always: bool) -> str | None:
     """Return why some rank has no memory for a twin of this size, the same on every rank; collective if it is
     large, and for stages of a pipeline, which estimate different sizes (`always`)."""
     if nbytes < LARGE_BYTES and not always:
@@ -217,7 +217,7 @@ def _check_step(workload: Workload, config: Config) -> None:
         raise Skip(f"{where}: component={config.component.name} changes the backward pass; do that in step")
 
 
-def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
+def mixed_precision_dtypes(config: ParallelConfig) -> frozenset[torch.dtype]:
     """Return the dtypes of mixed precision that a parallelism computes in."""
     policy = parallelisms.fully_shard_options(config).get("mp_policy", MixedPrecisionPolicy())
     return frozenset(filter(None, (policy.param_dtype, policy.reduce_dtype, policy.output_dtype)))
@@ -232,7 +232,7 @@ _REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {
 _tree_map_only = PYTREE.value.tree_map_only
 
 
-def reduced_in(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | None, str | None]:
+def reduction_dtype(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | None, str | None]:
     """Return the dtype in which gradients are reduced, None if it is the gradient's; and why they are not the
     mean of the ranks' gradients, if they are not."""
     for ddp in (module for module in model.modules() if isinstance(module, DistributedDataParallel)):

@@ -28,10 +28,10 @@ from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.run import (
     NO_EXCLUSIONS,
     Exclusions,
-    Note,
-    each_use,
+    OnUse,
     gradients_of,
     noting_gradients,
+    noting_uses,
 )
 from dcpbench.runs.unsaved_values import NOTHING_UNSAVED, UnsavedValues
 from dcpbench.state.snapshot import (
@@ -76,11 +76,11 @@ class OwnRun:
         accumulate: the number of parts of a rank's share.
         grad_norm: the norm that the gradients of the last step had before they were clipped.
         samples: the number of this rank's samples in the last step; 1 if it is unknown.
-        is_users: whether the workload is a user's.
+        has_user_code: whether the workload is a user's.
     """
 
     comes_after = Place("before the first save")
-    in_new: Set[Name] | None = None
+    initial_attributes: Set[Name] | None = None
     grad_norm: float | None = None
     samples: int = 1
     _parts: Parts[str] | None = None
@@ -110,7 +110,7 @@ class OwnRun:
         self.options = StateDictOptions(**config.state_dict.options())
         self.accumulate, self.user_step = workload.accumulate, workload.step
         self._workload, self._called = workload, called or self.model
-        self.is_users = config.workload.target is not None
+        self.has_user_code = config.workload.target is not None
         with named_as_saved(self.model):
             objects = workload.state(self.model) if callable(workload.state) else workload.state or {}
             self.optimizers = workload.optimizer(self.model)
@@ -124,11 +124,11 @@ class OwnRun:
             as_list(made, "scheduler")
             self.scheduler = Schedulers(made) if isinstance(made, SEVERAL) else made
         self.exclusions = replace(exclusions, left_out=(*self._left_out(),))
-        generators = ALL if self.is_users else OF_TORCH  # a user's model may draw from any
+        generators = ALL if self.has_user_code else OF_TORCH  # a user's model may draw from any
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
-        of_model = partial(generators_of, self.model) if self.is_users else dict
+        of_model = partial(generators_of, self.model) if self.has_user_code else dict
         self.random = RandomState(seed, world.rank, world.device, generators, unsaved, of_model)
-        self._alive_in_step = list[bool]()
+        self._had_gradient_in_step = list[bool]()
         self._losses: list[tuple[torch.Tensor, int]] = []
         self._start_over(seed)
 
@@ -142,7 +142,7 @@ class OwnRun:
 
     def _left_out(self) -> Iterator[str]:
         """Yield the parts of the model that no checkpoint has."""
-        if self.is_users and self.options.ignore_frozen_params:
+        if self.has_user_code and self.options.ignore_frozen_params:
             parameters = named_parameters(self.model).items()
             yield from (name for name, parameter in parameters if not parameter.requires_grad)
         if self._workload.not_saved:
@@ -182,7 +182,7 @@ class OwnRun:
         scheduler = dict(self.scheduler.state_dict())
         return {StatePart.scheduler: snapshot_nested({"scheduler": scheduler}), StatePart.extra: extra}
 
-    def places(self) -> dict[StatePart, list[Slot]]:
+    def slots(self) -> dict[StatePart, list[Slot]]:
         several = isinstance(self.scheduler, Schedulers)
         schedulers = (
             {(key,): scheduler for key, scheduler in self.scheduler.by_key.items()}
@@ -207,21 +207,21 @@ class OwnRun:
     def attributes(self) -> Leaves:
         return {}
 
-    def made_by_steps(self) -> Leaves:
+    def added_attributes(self) -> Leaves:
         return {}
 
-    def lost(
+    def not_held_elsewhere(
         self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
     ) -> list[Mismatch]:
         """Return all of them: what is saved has one place."""
         return [*mismatches]
 
-    def lost_within(self, saved: Leaves) -> dict[str, str]:
+    def unrestored_values(self, saved: Leaves) -> dict[str, str]:
         return {}
 
     def unsaved_values(self) -> UnsavedValues:
         """Read those of the user's Python modules too; dcpbench's own models have none."""
-        if not self.is_users:
+        if not self.has_user_code:
             return NOTHING_UNSAVED
         return UnsavedValues({"model": self.model}, self._workload.not_saved)
 
@@ -238,23 +238,23 @@ class OwnRun:
         OptimizerState(self.model, self.optimizer, self.options).state_dict()
 
     @property
-    def trained(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         """The parameters of the optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def train(self, batches: Batches, until: int, note: Note | None = None) -> list[float]:
-        """Train up to and including step `until`; return the global batch's loss of each step. `note` is
+    def train(self, batches: Batches, until: int, on_use: OnUse | None = None) -> list[float]:
+        """Train up to and including step `until`; return the global batch's loss of each step. `on_use` is
         called at each use of gradients."""
         while self.train_state.step < until:
-            self.train_step(batches, note)
+            self.train_step(batches, on_use)
         return self.exchange_losses()
 
-    def train_step(self, batches: Batches, note: Note | None = None) -> None:
+    def train_step(self, batches: Batches, on_use: OnUse | None = None) -> None:
         """Train one step; until `exchange_losses` its loss is that of this rank's share."""
         noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
-        with self.random.noting_draws(), buckets_kept(), noting as self._alive_in_step:
-            loss = self.take_step(self.next_batch(batches), note)
-        self.had_gradient.append(any(self._alive_in_step))
+        with self.random.noting_draws(), buckets_kept(), noting as self._had_gradient_in_step:
+            loss = self.take_step(self.next_batch(batches), on_use)
+        self.had_gradient.append(any(self._had_gradient_in_step))
         self._losses.append((loss, self.samples))
         needs_mean = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
         self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
@@ -267,7 +267,7 @@ class OwnRun:
         self.train_state.replace_last(means)
         return means
 
-    def look_ahead(self, batches: Batches, until: int) -> None:
+    def compute_losses(self, batches: Batches, until: int) -> None:
         """Record the losses of steps up to and including `until`, and do not take the steps."""
         while self.train_state.step < until:
             batch = self.next_batch(batches)
@@ -286,7 +286,7 @@ class OwnRun:
         step = self.train_state.step + 1
         with self.random.set_aside(batches.seed_of(step)):  # a DataLoader draws the seeds of its workers
             batch = batches.at(self.component.number_of_batch(step))
-            return batch if self.is_users else self.noise.added(batch)
+            return batch if self.has_user_code else self.noise.added(batch)
 
     def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
@@ -309,20 +309,20 @@ class OwnRun:
         return loss
 
     def take_step(
-        self, batch: Batch, note: Note | None = None, grad_norm: float | None = None
+        self, batch: Batch, on_use: OnUse | None = None, grad_norm: float | None = None
     ) -> torch.Tensor:
         """Take a step on this rank's share of a global batch; return its loss, a scalar.
 
         Args:
-            note: is called at each use of gradients.
+            on_use: is called at each use of gradients.
             grad_norm: clip as if the gradients had this norm.
         """
         if self.user_step:
             with self.random.drawn_from(), ExitStack() as noting:
                 share = self._begun_share(batch)
-                if note:
+                if on_use:
                     stepped = each_of(self.optimizer)
-                    noting.enter_context(each_use(stepped, [*self.model.parameters()], note))
+                    noting.enter_context(noting_uses(stepped, [*self.model.parameters()], on_use))
                 is_one = self.optimizer is self.optimizers
                 optimizers = each_of(self.optimizer) if is_one else self.optimizers
                 loss: torch.Tensor = self.user_step(self._called, optimizers, share)
@@ -330,10 +330,10 @@ class OwnRun:
             self.component.follow(self.model)
             return loss.detach()
         loss = self.backward(batch)
-        if self._alive_in_step:
+        if self._had_gradient_in_step:
             raise Skip("the optimizer steps in the backward pass; use checkpointer=trainer")
-        if note:
-            note("the optimizer", self.trained)
+        if on_use:
+            on_use("the optimizer", self.trained_parameters)
         self.step(grad_norm)
         return loss
 
@@ -375,7 +375,9 @@ class OwnRun:
                 self.component.unscale(self.optimizer)
                 self.grad_norm = self._norm_of_gradients() if grad_norm is None else grad_norm
                 norm = torch.tensor(self.grad_norm, dtype=torch.float64)
-                clip_grads_with_norm_(self.trained, self._workload.clip_grad_norm, norm, foreach=False)
+                clip_grads_with_norm_(
+                    self.trained_parameters, self._workload.clip_grad_norm, norm, foreach=False
+                )
             self.component.step(self.optimizer)
         self.component.follow(self.model)
 
@@ -386,7 +388,7 @@ class OwnRun:
             exchange = Exchange(self.world.group)
             self._parts = Parts.of(snapshot_parameters(named_parts(self.model)), exchange)
         sent, squares = self._parts.sent, 0.0
-        for name, gradient in gradients_of(self.model, self.trained).items():
+        for name, gradient in gradients_of(self.model, self.trained_parameters).items():
             if name in sent:
                 squares += float(real_elements(local_gradient(gradient)).square().sum())
         return math.sqrt(self.world.summed([squares])[0])
@@ -405,7 +407,7 @@ class OwnRun:
     def leave_gradients(self, batches: Batches) -> None:
         """Compute the gradients of the next step without taking it; ones if only a user's `step` can."""
         if self.user_step:
-            for parameter in self.trained:
+            for parameter in self.trained_parameters:
                 parameter.grad = torch.ones_like(parameter)
             return
         with buckets_kept():

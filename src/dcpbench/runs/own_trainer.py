@@ -158,7 +158,7 @@ class TrainerRun:
             self.trainer = build_trainer(config, setup)
         self._is_new, self._has_stepped, self._unreadable = True, False, dict[str, str]()
         self._read_attributes()
-        self.in_new: Set[Name] | None = {
+        self.initial_attributes: Set[Name] | None = {
             name for name, leaf in own_attributes(self.trainer).items() if leaf is not None
         }
         self._built, self._loaded = retained(values_within(self.trainer)), Leaves()
@@ -192,12 +192,12 @@ class TrainerRun:
         inner, self._unreadable = inner_attributes(self.trainer) if self._has_stepped else ({}, {})
         return own_attributes(self.trainer) | inner
 
-    def made_by_steps(self) -> Leaves:
+    def added_attributes(self) -> Leaves:
         """Return those of its own attributes that are compared, and that a new trainer lacks."""
-        due = (self.exclusions.changing or frozenset()) - (self.in_new or set())
+        due = (self.exclusions.changing or frozenset()) - (self.initial_attributes or set())
         return {name: leaf for name, leaf in own_attributes(self.trainer).items() if name in due}
 
-    def lost(
+    def not_held_elsewhere(
         self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
     ) -> list[Mismatch]:
         """Return the mismatches of attributes whose saved value is not held elsewhere: where the load has put
@@ -215,11 +215,11 @@ class TrainerRun:
 
         return [mismatch for mismatch in mismatches if not is_held(mismatch.name)]
 
-    def lost_within(self, saved: Leaves) -> dict[str, str]:
+    def unrestored_values(self, saved: Leaves) -> dict[str, str]:
         """Return both values of each attribute of an object in the trainer that a load has not restored."""
         names, now = {name[0] for name in own_attributes(self.trainer)}, values_within(self.trainer)
         inner = {name: leaf for name, leaf in saved.items() if name[0] not in names and name in now}
-        mismatches = self.lost(compare(inner, {name: now[name] for name in inner}), saved)
+        mismatches = self.not_held_elsewhere(compare(inner, {name: now[name] for name in inner}), saved)
         texts = {
             mismatch.name: (mismatch.facts.get("expected"), mismatch.facts.get("actual"))
             for mismatch in mismatches
@@ -280,7 +280,7 @@ class TrainerRun:
         self._read_attributes()
         self._loaded = retained(values_within(self.trainer))
 
-    def places(self) -> dict[StatePart, list[Slot]]:
+    def slots(self) -> dict[StatePart, list[Slot]]:
         return {}
 
     def forget(self, seed: int) -> None:

@@ -19,7 +19,7 @@ from dcpbench.compare.whole_tensors import Exchange, assembled
 from dcpbench.core.state import Name, StatePart, named, text_of
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import Run, Unchanged
-from dcpbench.runs.run_state import State, live_state, saved_part, state_of
+from dcpbench.runs.run_state import State, live_state, saved_part, trained_state
 from dcpbench.state.layout import Extent, ParameterPart, extent_of
 from dcpbench.state.snapshot import (
     DigestedLeaf,
@@ -46,12 +46,12 @@ _REPLACED = ("noise", "tensor_object", "train_state")
 """Objects that a run replaces when it forgets its state."""
 
 
-def places_of(run: Run) -> dict[StatePart, list[Slot]]:
+def slots_of(run: Run) -> dict[StatePart, list[Slot]]:
     """Return the containers that the values of a run lie in, by part."""
     return {
         StatePart.model: [*extra_states(run.model)],
         StatePart.optimizer: [*_of_optimizer(run)],
-        **run.places(),
+        **run.slots(),
     }
 
 
@@ -88,9 +88,9 @@ def put(
     Args:
         read_saved: reads a full tensor, if only its digest or another part than this rank's was kept.
     """
-    before, places = live_state(run), places_of(run)
+    before, slots = live_state(run), slots_of(run)
     for part, leaves in state.items():
-        _Put(leaves, partial(read_saved, part)).into(before.get(part, {}), places.get(part, ()))
+        _Put(leaves, partial(read_saved, part)).into(before.get(part, {}), slots.get(part, ()))
     after, left = live_state(run), State()
     for part, leaves in state.items():
         now, reads = after.get(part, {}), partial(read_saved, part)
@@ -155,7 +155,7 @@ class _Put:
     read_saved: TensorReader
 
     @torch.no_grad()
-    def into(self, live: Leaves, places: Iterable[Slot]) -> None:
+    def into(self, live: Leaves, slots: Iterable[Slot]) -> None:
         """Copy tensors in place; replace other values, and what is missing, in their containers. A user's
         object that refuses its values keeps its own."""
         for name in self.leaves.keys() & live.keys():
@@ -164,36 +164,36 @@ class _Put:
                 if tensor is not None and tensor.dtype == there.dtype:
                     there.local.copy_(tensor.reshape(there.local.shape))
         values = [name for name, leaf in self.leaves.items() if not names_parameters(name, leaf)]
-        for place in places:
-            prefix = place.prefix
+        for slot in slots:
+            prefix = slot.prefix
             if names := [name for name in values if name[: len(prefix)] == prefix]:
-                _offer(place, partial(self._changed, names, place))
+                _offer(slot, partial(self._changed, names, slot))
 
-    def _changed(self, names: Sequence[Name], place: Slot, values: Any) -> Any:
+    def _changed(self, names: Sequence[Name], slot: Slot, values: Any) -> Any:
         """Return the values of a container with the leaves of these names."""
-        prefix = place.prefix
+        prefix = slot.prefix
         if prefix in names and self.leaves[prefix] is not ABSENT_LEAF:  # as the extra state of a module
-            return self._value(prefix, values, place.like)
+            return self._value(prefix, values, slot.like)
         values = values if is_container(values) else {}
-        changed, present = self._within(values, place), {name for *_, name in entries_of(values, prefix)}
+        changed, present = self._within(values, slot), {name for *_, name in entries_of(values, prefix)}
         for name in names:
             if name not in present and name[:-1] == prefix and self.leaves[name] is not ABSENT_LEAF:
-                changed[name[-1]] = self._value(name, None, place.like)
+                changed[name[-1]] = self._value(name, None, slot.like)
         return changed
 
-    def _within(self, values: Any, place: Slot) -> Any:
+    def _within(self, values: Any, slot: Slot) -> Any:
         """Return a copy of nested values with the leaves that are in it."""
         changed = copy.copy(values)
         for key, value, name in reversed(
-            [*entries_of(values, place.prefix)]
+            [*entries_of(values, slot.prefix)]
         ):  # of a list the last items go first
             if is_container(value):
-                changed[key] = self._within(value, place._replace(prefix=name))
+                changed[key] = self._within(value, slot._replace(prefix=name))
                 is_removed = bool(value) and not changed[key]
             else:
                 is_removed = self.leaves.get(name) is ABSENT_LEAF
                 if name in self.leaves and not is_removed:
-                    changed[key] = self._value(name, value, place.like)
+                    changed[key] = self._value(name, value, slot.like)
             if is_removed:
                 del changed[key]
         return changed
@@ -219,18 +219,18 @@ class _Put:
         return current
 
 
-def _offer(place: Slot, made: Callable[[Any], Any]) -> None:
+def _offer(slot: Slot, made: Callable[[Any], Any]) -> None:
     """Put into a container what is built from its values. A user's object that refuses it keeps its own."""
-    values = place.read()
-    before = None if place.like else copy.deepcopy(values)
+    values = slot.read()
+    before = None if slot.like else copy.deepcopy(values)
     try:
-        place.put(made(values))
-        place.read()
+        slot.put(made(values))
+        slot.read()
     except Exception:
-        if place.like:
+        if slot.like:
             raise
         with suppress(Exception):
-            place.put(before)
+            slot.put(before)
 
 
 def perturb_run(run: Run, seed: int) -> Unchanged:
@@ -245,15 +245,15 @@ def perturb_run(run: Run, seed: int) -> Unchanged:
     of_model = {*map(id, run.model.parameters())}
     trained = (parameter for group in run.optimizer.param_groups for parameter in group["params"])
     perturb([parameter for parameter in trained if id(parameter) not in of_model], seed)
-    for place in extra_states(run.model):
-        held = retained(place.leaves(place.read()))
-        if not run.exclusions.leaves_out(str(place.prefix[0])):
-            _offer(place, perturbed)
-        unchanged[StatePart.model] |= same_leaves(held, place.leaves(place.read()))
-    places = run.places()
-    for place in (*places.get(StatePart.scheduler, ()), *places.get(StatePart.extra, ())):
-        if place.prefix[0] not in _REPLACED:
-            _offer(place, perturbed)
+    for slot in extra_states(run.model):
+        held = retained(slot.leaves(slot.read()))
+        if not run.exclusions.leaves_out(str(slot.prefix[0])):
+            _offer(slot, perturbed)
+        unchanged[StatePart.model] |= same_leaves(held, slot.leaves(slot.read()))
+    slots = run.slots()
+    for slot in (*slots.get(StatePart.scheduler, ()), *slots.get(StatePart.extra, ())):
+        if slot.prefix[0] not in _REPLACED:
+            _offer(slot, perturbed)
     if isinstance(run, OwnRun):
         run.component.forget(seed)
     unchanged |= {part: same_leaves(before[part], leaves) for part, leaves in run.extra().items()}
@@ -284,8 +284,8 @@ def change_again(
 def copy_tensors(run: OwnRun, plain: OwnRun, exchange: Exchange) -> dict[Name, torch.Tensor]:
     """Copy the tensors of a run, whose parts are on its ranks, to an unwrapped one, and return them in full;
     collective."""
-    full = assembled(state_of(run), exchange)
-    for name, leaf in state_of(plain).items():
+    full = assembled(trained_state(run), exchange)
+    for name, leaf in trained_state(plain).items():
         if name in full:
             leaf.local.copy_(full[name])
     return full
@@ -293,7 +293,7 @@ def copy_tensors(run: OwnRun, plain: OwnRun, exchange: Exchange) -> dict[Name, t
 
 def copy_state(run: OwnRun, plain: OwnRun) -> None:
     """Copy the state of a run, whose parts are on its ranks, to an unwrapped one; collective."""
-    full, held = copy_tensors(run, plain, run.world.exchange_of(run.model)), places_of(run)
+    full, held = copy_tensors(run, plain, run.world.exchange_of(run.model)), slots_of(run)
     group_of = {
         id(parameter): group for group in plain.optimizer.param_groups for parameter in group["params"]
     }
@@ -306,14 +306,14 @@ def copy_state(run: OwnRun, plain: OwnRun) -> None:
             device = value.device  # a step counter, which torch keeps on the CPU
         return full[name].to(device, copy=True)
 
-    for part, places in places_of(plain).items():
-        values = {place.prefix: place.read() for place in held[part]}
-        for place in places if part is not StatePart.random else ():
-            saved = values.get(place.prefix)
-            if place.like is None:
-                place.put(copy.deepcopy(saved))
+    for part, slots in slots_of(plain).items():
+        values = {slot.prefix: slot.read() for slot in held[part]}
+        for slot in slots if part is not StatePart.random else ():
+            saved = values.get(slot.prefix)
+            if slot.like is None:
+                slot.put(copy.deepcopy(saved))
             elif saved := saved or {
-                name[-1]: full_tensor for name, full_tensor in below(full, place.prefix).items()
+                name[-1]: full_tensor for name, full_tensor in below(full, slot.prefix).items()
             }:
-                place.put(map_leaves(saved, partial(copied, place.like), place.prefix))
+                slot.put(map_leaves(saved, partial(copied, slot.like), slot.prefix))
     plain.random.copy_from(run.random)

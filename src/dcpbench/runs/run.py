@@ -37,7 +37,7 @@ class Exclusions:
         not_compared: by check, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN, so that each new run must have them.
         leaves_gradients: whether gradients can be left after a step.
-        computes_in: the dtypes that it computes in, in addition to those of its parameters.
+        compute_dtypes: the dtypes that it computes in, in addition to those of its parameters.
         generators: the random generators whose state is saved and compared, by name; None means all. Another
             layout draws other numbers, so they cannot be restored there.
         changing: the attributes of a trainer that are compared: those that training changes. None until that
@@ -51,7 +51,7 @@ class Exclusions:
     not_compared: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     leaves_gradients: bool = False
-    computes_in: tuple[torch.dtype, ...] = ()
+    compute_dtypes: tuple[torch.dtype, ...] = ()
     generators: frozenset[str] | None = None
     changing: frozenset[Name] | None = None
     why_not_resumed: str | None = None
@@ -87,8 +87,8 @@ class Run(Protocol):
             net prove nothing.
         exclusions: what of it cannot be compared. The last step of the reference run shows which generators.
         comes_after: the last save or load of it.
-        in_new: the names of the attributes that a new trainer has, and that are not None there; None of a
-            workload, which says itself what is saved.
+        initial_attributes: the names of the attributes that a new trainer has, and that are not None there;
+            None of a workload, which says itself what is saved.
     """
 
     world: World
@@ -100,7 +100,7 @@ class Run(Protocol):
     had_gradient: list[bool]
     exclusions: Exclusions
     comes_after: Place
-    in_new: Set[Name] | None
+    initial_attributes: Set[Name] | None
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpointer saves, and loads into, by top-level key."""
@@ -112,16 +112,16 @@ class Run(Protocol):
     def attributes(self) -> Leaves:
         """Return the state of which only what training changes is compared, in `extra`."""
 
-    def made_by_steps(self) -> Leaves:
+    def added_attributes(self) -> Leaves:
         """Return those of its attributes that are compared, and that a new run lacks."""
 
-    def lost(
+    def not_held_elsewhere(
         self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
     ) -> list[Mismatch]:
         """Return the mismatches of attributes whose saved value is not held elsewhere. Before a step a number
         may be held as the next."""
 
-    def lost_within(self, saved: Leaves) -> dict[str, str]:
+    def unrestored_values(self, saved: Leaves) -> dict[str, str]:
         """Return both values of each attribute of an object in it that a load has not restored."""
 
     def unsaved_values(self) -> UnsavedValues:
@@ -134,16 +134,16 @@ class Run(Protocol):
             TrainingEndedError: it ended before, on all ranks.
         """
 
-    def places(self) -> dict[StatePart, list[Slot]]:
+    def slots(self) -> dict[StatePart, list[Slot]]:
         """Return the containers of the same state, and of the generators, as far as values can be put."""
 
     def forget(self, seed: int) -> None:
         """Replace the objects that a run makes itself, and reseed its generators."""
 
 
-def dtypes_of(run: Run) -> set[torch.dtype]:
+def compute_dtypes_of(run: Run) -> set[torch.dtype]:
     """Return all dtypes that a run computes in."""
-    return {*run.exclusions.computes_in, *(parameter.dtype for parameter in run.model.parameters())}
+    return {*run.exclusions.compute_dtypes, *(parameter.dtype for parameter in run.model.parameters())}
 
 
 def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:
@@ -170,11 +170,11 @@ def noting_gradients(
 
 
 CLIPPING = "clipping"
-"""`Use.by` of torch's functions that clip gradients."""
+"""`GradientUse.by` of torch's functions that clip gradients."""
 
 
 @dataclass(frozen=True)
-class Use:
+class GradientUse:
     """A use of gradients in a step, by the ranks or by their twin.
 
     Args:
@@ -190,8 +190,8 @@ class Use:
     sizes: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-Note = Callable[[str, list[nn.Parameter]], None]
-"""Is called before each use of gradients, with `Use.by` and the parameters."""
+OnUse = Callable[[str, list[nn.Parameter]], None]
+"""Is called before each use of gradients, with `GradientUse.by` and the parameters."""
 
 
 def gradients_of(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
@@ -205,26 +205,26 @@ def gradients_of(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[s
     }
 
 
-def copied_to(uses: list[Use], model: nn.Module) -> Note:
+def use_recorder(uses: list[GradientUse], model: nn.Module) -> OnUse:
     """Return a function that appends a copy of a model's gradients at each use of them."""
 
     def note(by: str, parameters: list[nn.Parameter]) -> None:
         gradients = gradients_of(model, parameters).items()
-        uses.append(Use(by, {name: gradient.detach().clone() for name, gradient in gradients}))
+        uses.append(GradientUse(by, {name: gradient.detach().clone() for name, gradient in gradients}))
 
     return note
 
 
 @contextmanager
-def each_use(
-    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], note: Note
+def noting_uses(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], on_use: OnUse
 ) -> Iterator[None]:
-    """Context manager: call `note` before an optimizer steps, and before torch clips gradients."""
+    """Context manager: call `on_use` before an optimizer steps, and before torch clips gradients."""
     grouped = GROUP_TO_CLIP.value
 
     def clipping(tensors: Any, *args: Any, **options: Any) -> Any:
         clipped = {_place(gradient) for gradients in tensors for gradient in gradients}
-        note(CLIPPING, [parameter for parameter in parameters if _place(parameter.grad) in clipped])
+        on_use(CLIPPING, [parameter for parameter in parameters if _place(parameter.grad) in clipped])
         return grouped(tensors, *args, **options)
 
     def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
@@ -234,7 +234,7 @@ def each_use(
                 "if it needs one, use checkpointer=trainer"
             )
         stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", stepped)
+        on_use(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", stepped)
 
     with ExitStack() as hooks:
         # All functions that clip call this one, however a module has imported them.
@@ -251,7 +251,7 @@ def _place(gradient: torch.Tensor | None) -> int | None:
     return id(gradient) if gradient.is_sparse else local_part(gradient).data_ptr()
 
 
-def names_of_uses(uses: Sequence[Use]) -> list[str]:
+def use_suffixes(uses: Sequence[GradientUse]) -> list[str]:
     """Return the words that follow the name of a gradient in each use; none in an only one."""
     if len(uses) == 1:
         return [""]

@@ -39,11 +39,11 @@ State = dict[StatePart, Leaves]
 """The leaves of each part."""
 StateByKey = dict[StatePart, dict[str, Leaf]]
 """The same by the flattened keys of a checkpoint."""
-Keys = dict[str, Entry]
+ExpectedKeys = dict[str, Entry]
 """The keys that a checkpoint has to contain."""
 
 
-def state_of(run: OwnRun, parts: ParameterParts | None = None) -> Leaves:
+def trained_state(run: OwnRun, parts: ParameterParts | None = None) -> Leaves:
     """Return the tensors of the model and of saved modules, and the state and hyperparameters of the
     optimizer; `parts` are the `named_parts` of the model, if known."""
     parts = parts or named_parts(run.model)
@@ -112,7 +112,7 @@ def leave_out_attributes(state: State, unsaved: State, changing: Collection[Name
     return sorted({*changing} & (attributes.keys() | others.keys()) - equal, key=text_of)
 
 
-def only_generators(state: State, run: Run) -> None:
+def drop_unneeded_generators(state: State, run: Run) -> None:
     """Drop the generators from a state that are not compared."""
     if run.exclusions.generators is None:
         return
@@ -129,12 +129,12 @@ def restorable(state: State, run: Run) -> State:
         StatePart.model: [(name,) for name in overwritten],
         StatePart.flags: [HOOKS],
     }
-    if run.in_new is not None:
+    if run.initial_attributes is not None:
         if any(
             isinstance(optimizer, ZeroOptimizer) for optimizer in (run.optimizer, *each_of(run.optimizer))
         ):
             made[StatePart.optimizer] = [name for name in state[StatePart.optimizer] if name[0] != "state"]
-        made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.in_new
+        made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.initial_attributes
     return {
         part: {name: leaf for name, leaf in leaves.items() if name not in made.get(part, ())}
         for part, leaves in comparable(state, run.exclusions).items()
@@ -166,7 +166,7 @@ def as_saved(run: Run, saved: State) -> State:
     return state
 
 
-def promised_keys(named: State, extra: Leaves | None) -> Keys:
+def expected_keys(named: State, extra: Leaves | None) -> ExpectedKeys:
     """Return the keys that a save has to write on this rank: of a state under the names of its state dicts,
     and of what is saved in addition."""
     promised = expected_of(extra or {})
@@ -195,12 +195,12 @@ def saved_and_live(
 
 
 def full_tensors(names: Iterable[Name], read_saved: TensorReader) -> Leaves:
-    """Return the tensors that `recall` reads by their names, without those that it does not have."""
+    """Return the tensors that `read_saved` reads by their names, without those that it does not have."""
     tensors = {name: tensor for name in names if (tensor := read_saved(name)) is not None}
     return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
 
 
-def one_tensor(by_key: StateByKey) -> dict[str, Any]:
+def state_of_one_tensor(by_key: StateByKey) -> dict[str, Any]:
     """Return a state for a load of a single tensor of a checkpoint: a small one, of an object if there is
     one."""
     *_, key, leaf = min(

@@ -55,7 +55,7 @@ class UnsavedValues:
                     path = f"{name}.{plain_fqn(root, prefix)}".rstrip(".")
                     self._read_all(_attributes(submodule), path)
         for name, module in [*sys.modules.items()] if modules else ():
-            if isinstance(module, ModuleType) and is_users(name):
+            if isinstance(module, ModuleType) and is_user_module(name):
                 self._read_all(vars(module), name)
         for name in (f"{prefix}{pattern}" for pattern in not_saved for prefix in ("", "model.")):
             for matching in {*fnmatch.filter(self.texts, name), *fnmatch.filter(self.texts, f"{name}.*")}:
@@ -91,7 +91,7 @@ class UnsavedValues:
             self._read_all(value, name, depth + 1)
         elif isinstance(value, list | tuple | deque):
             self._read_all(dict(enumerate(value)), name, depth + 1)
-        elif is_users(type(value).__module__):
+        elif is_user_module(type(value).__module__):
             self._read.add(id(value))
             self._read_all(getattr(value, "__dict__", {}), name, depth + 1)
         elif hasattr(type(value), "__iter__") and not hasattr(type(value), "__getitem__"):
@@ -102,7 +102,7 @@ NOTHING_UNSAVED = UnsavedValues({})
 
 
 @functools.cache
-def is_users(module: str) -> bool:
+def is_user_module(module: str) -> bool:
     """Return whether a Python module is a user's; not the one that a process was started with."""
     file = str(getattr(sys.modules.get(module), "__file__", None))
     # The file of `torch.ops` is "_ops.py".

@@ -100,18 +100,18 @@ class TwinGradient:
         factor_tolerance = factor if comparable else None
         return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), factor_tolerance)
 
-    def can_tell(self, share: float) -> bool:
+    def detects(self, relative_change: float) -> bool:
         """Return whether a gradient that is wrong by this fraction would be detected. One that consists of
         rounding cannot be distinguished from a wrong one."""
         if not bool(self.mean.any()):
             return True
-        by_factor = self.factor_tolerance is not None and share > 2 * self.factor_tolerance
-        return by_factor or bool((share * self.mean.abs() > 2 * self.tolerance).any())
+        by_factor = self.factor_tolerance is not None and relative_change > 2 * self.factor_tolerance
+        return by_factor or bool((relative_change * self.mean.abs() > 2 * self.tolerance).any())
 
-    def perturbed_leaf(self, share: float) -> "TwinGradient":
+    def perturbed(self, relative_change: float) -> "TwinGradient":
         """Return a gradient for the negative control, changed by this fraction; ones for a gradient of
         zeros."""
-        other = self.mean * (1 + share) if bool(self.mean.any()) else torch.ones_like(self.mean)
+        other = self.mean * (1 + relative_change) if bool(self.mean.any()) else torch.ones_like(self.mean)
         return replace(self, mean=other)
 
 
@@ -272,7 +272,9 @@ def _compare_with_twin(
     return finding
 
 
-def step_tolerances(twin: Leaves, others: Iterable[Leaves], times: float = 1.0) -> dict[Name, torch.Tensor]:
+def measured_tolerances(
+    twin: Leaves, others: Iterable[Leaves], times: float = 1.0
+) -> dict[Name, torch.Tensor]:
     """Return the tolerance of each element after a step that is not reproducible, from the steps that
     `others` took with slightly different gradients, and `times` their difference. A rounding of the element's
     dtype is added, because it can go either way even if the other steps do not show it."""
@@ -291,7 +293,7 @@ def step_tolerances(twin: Leaves, others: Iterable[Leaves], times: float = 1.0) 
     }
 
 
-def changed_beyond(leaves: Leaves, tolerances: Mapping[Name, torch.Tensor]) -> Leaves:
+def perturbed_beyond(leaves: Leaves, tolerances: Mapping[Name, torch.Tensor]) -> Leaves:
     """Return the leaves, with those that have a tolerance changed by more than it."""
     changed = {
         name: replace(leaf, local=(leaf.local.double() + 4 * float(tolerances[name].max())).to(leaf.dtype))

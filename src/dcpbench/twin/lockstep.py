@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from dcpbench.compare.across_layouts import compare_replicas
 from dcpbench.compare.controls import compared_names, controllable, perturbed_leaves
 from dcpbench.compare.leaves import Comparison
-from dcpbench.compare.losses import compare_losses, loss_name, loss_share, rounding
+from dcpbench.compare.losses import batch_loss_tolerance, coarsest_eps, compare_losses, loss_name
 from dcpbench.compare.whole_tensors import (
     Parts,
     dense,
@@ -26,11 +26,11 @@ from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.core.state import Name, named
-from dcpbench.runs.build_run import build_twin, reduced_in, skip_groups_by_shape
+from dcpbench.runs.build_run import build_twin, reduction_dtype, skip_groups_by_shape
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import copy_tensors
-from dcpbench.runs.run import Run, Use, copied_to, dtypes_of, names_of_uses
-from dcpbench.runs.run_state import state_of
+from dcpbench.runs.run import GradientUse, Run, compute_dtypes_of, use_recorder, use_suffixes
+from dcpbench.runs.run_state import trained_state
 from dcpbench.state.snapshot import TensorLeaf, named_parts, parts_of_each, snapshot_parameters
 from dcpbench.torch_private import FUNCTORCH_CONFIG, RUN_BACKWARD
 from dcpbench.twin.gradients import (
@@ -38,12 +38,12 @@ from dcpbench.twin.gradients import (
     GradientPart,
     TwinGradient,
     TwinGradients,
-    changed_beyond,
     compare_gradient,
     compare_step,
     is_close,
+    perturbed_beyond,
 )
-from dcpbench.twin.twin import Twin, inexact_steps
+from dcpbench.twin.twin import Twin, tolerance_of_steps
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
@@ -63,7 +63,7 @@ _MOVES = (
 
 Explain = Callable[[Mapping[str, Comparison], TwinGradients], Mapping[str, Compared]]
 """Names the defects that cause mismatches of checks."""
-_Gradients = tuple[Use, list[Use]]
+_Gradients = tuple[GradientUse, list[GradientUse]]
 """The twin's gradients at a use, and those of the jittered steps."""
 _Sums = Iterator[tuple[str, bool, list[torch.Tensor]]]
 """Sums over ranks, as from `summed`."""
@@ -99,14 +99,14 @@ class Lockstep:
         self._leaves = snapshot_parameters(self._own_parts)
         self._parts = Parts.of(self._leaves, self._exchange)
         self._noise, self._compiled = runs_other_kernels(config, run.sizes), config.compile
-        self._reduced_in, why_no_gradient = reduced_in(run.model, config.parallel)
+        self._reduced_in, why_no_gradient = reduction_dtype(run.model, config.parallel)
         if why_no_gradient:
             self.not_applied[GRADIENT] = why_no_gradient
-        self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
+        self._tolerance = tolerance_of_steps(run, twin, split=not self._parts.complete)
         again = partial(build_twin, config, world, config.seed)
-        self._takes_more = bool(self._noise or self._inexact.repeats)
-        self._twin = Twin(twin, dtypes_of(run), again if self._takes_more else None, self._inexact)
-        self.bound_used, self._alive, self._worst = 0.0, False, 1.0
+        self._takes_more = bool(self._noise or self._tolerance.repeats)
+        self._twin = Twin(twin, compute_dtypes_of(run), again if self._takes_more else None, self._tolerance)
+        self.bound_used, self._had_gradient, self._worst = 0.0, False, 1.0
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(module, FSDPModule) for module in run.model.modules())
         self._second_derivatives = set[int]()
@@ -121,18 +121,18 @@ class Lockstep:
     @property
     def bounds(self) -> dict[str, str]:
         """The names of the bounds that gradients and steps are compared by, as columns of the row."""
-        bounds = {"step_bound": self._inexact.bound}
+        bounds = {"step_bound": self._tolerance.bound}
         if self._results[GRADIENT].names:
             bounds["gradient_bound"] = self._bound(torch.float32).name
         return bounds
 
-    def train(self, batches: Batches) -> list[Use]:
+    def train(self, batches: Batches) -> list[GradientUse]:
         """Train the run for one step, and return its uses of gradients."""
-        uses = list[Use]()
-        self._run.train_step(batches, copied_to(uses, self._run.model))
+        uses = list[GradientUse]()
+        self._run.train_step(batches, use_recorder(uses, self._run.model))
         return uses
 
-    def follow(self, batches: Batches, uses: Sequence[Use]) -> None:
+    def follow(self, batches: Batches, uses: Sequence[GradientUse]) -> None:
         """Compare the step that the run has just taken, with these uses of gradients, and take it with the
         twin."""
         run, twin, step = self._run, self._twin, self._run.train_state.step
@@ -144,18 +144,18 @@ class Lockstep:
         alike = not run.user_step or all(theirs == order for theirs in self._world.gathered(order))
         used = [self._with_full(use) for use in uses] if alike else []
         with _noting_second_derivatives() if self._is_fully_sharded else nullcontext([False]) as twice:
-            taken = twin.taken(used)
+            taken = twin.take_step(used)
         flags = [not (alike and taken.has_uses_of(used)), bool(twin.why_not_copied), taken.moves, any(twice)]
         writes = 0.0
         if self._takes_more:
-            decided = [*flags[:3], bool(twin.written)]
+            decided = [*flags[:3], bool(twin.written_buffers)]
             *stops, writes = self._world.summed(decided)
             if self._stops(*stops):
                 return
         draws = bool(run.random.drawn)
         if self._noise and draws:
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
-        others = twin.jittered(used, draws) if self._noise and (writes or not draws) else []
+        others = twin.jittered_steps(used, draws) if self._noise and (writes or not draws) else []
         self._worst = max((other.worst for other in others), default=1.0)
         tolerances = twin.tolerances(used, others)
         twin.run.finish_step(run.train_state.losses[-1])
@@ -165,7 +165,7 @@ class Lockstep:
         gradients = [
             (taken.uses[number], [other.uses[number] for other in others if other.has_uses_of(used)])
             if compares and not flags[0]
-            else (Use("", {}), [])
+            else (GradientUse("", {}), [])
             for number in range(len(used) or 1)
         ]
         sums = self._summed(gradients[0], flags, compares)  # what is decided, and the first sums, at once
@@ -176,8 +176,8 @@ class Lockstep:
             return
         self._shares[step] = self._twin.run.samples if self._counts else 0, taken.loss
         self._results[STEP] += compared
-        for number, name in enumerate(names_of_uses(used)):
-            self._alive |= any(bool(value.any()) for value in used[number].full.values())
+        for number, name in enumerate(use_suffixes(used)):
+            self._had_gradient |= any(bool(value.any()) for value in used[number].full.values())
             if compares:
                 of_use = self._summed(gradients[number]) if number else sums
                 self._compare_gradients(step, used, number, gradients[number], name, of_use)
@@ -203,21 +203,27 @@ class Lockstep:
                 value.requires_grad_(True)
                 self._unfrozen.add(name)
 
-    def _with_full(self, use: Use) -> Use:
+    def _with_full(self, use: GradientUse) -> GradientUse:
         """Return a use with dense parts of gradients, unless they are sparse, and full ones; collective."""
         here = {name: local_gradient(value) for name, value in use.gradients.items()}
         sparse = {name: value for name, value in use.gradients.items() if value.is_sparse}
         return replace(use, gradients=here | sparse, full=self._parts.gather(here))
 
     def _compare_gradients(
-        self, step: int, uses: Sequence[Use], number: int, gradients: _Gradients, words: str, sums: _Sums
+        self,
+        step: int,
+        uses: Sequence[GradientUse],
+        number: int,
+        gradients: _Gradients,
+        suffix: str,
+        sums: _Sums,
     ) -> None:
-        """Compare the gradients at a use with the twins' `sums`; `words` follow their names."""
+        """Compare the gradients at a use with the twins' `sums`; `suffix` follows their names."""
         leaves, proven = self._leaves, self._results[GRADIENT].detected
         mismatches, names, detected = list[Mismatch](), dict[str, bool](), dict[str, bool]()
         parts: dict[str, GradientPart] = {}
         for name, twin in self._twin_gradients(sums):
-            bound, of_use = self._bound(leaves[name].dtype), name + words
+            bound, of_use = self._bound(leaves[name].dtype), name + suffix
             mine, full = uses[number].gradients.get(name), uses[number].full.get(name)
             part = parts[name] = GradientPart(leaves[name], None if mine is None else dense(mine), full)
             mismatch, used = compare_gradient(name, step, part, twin)
@@ -225,11 +231,11 @@ class Lockstep:
             if not mismatch and name in self._unfrozen and mine is not None and bool(mine.any()):
                 mismatch = Mismatch(name, Problem.only_parallel, "gradient", facts={"step": step})
             mismatches += [mismatch] if mismatch else []
-            if twin is None or proven.get(of_use) or not twin.can_tell(bound.control):
+            if twin is None or proven.get(of_use) or not twin.detects(bound.control):
                 continue
             names[of_use] = leaves[name].extent.numel > 0
             if names[of_use]:
-                control = compare_gradient(name, step, part, twin.perturbed_leaf(bound.control))
+                control = compare_gradient(name, step, part, twin.perturbed(bound.control))
                 detected[of_use] = control[0] is not None
 
         if self._explain and self._world.any_rank(mismatches):
@@ -237,7 +243,7 @@ class Lockstep:
             comparison = Comparison(reference.twins, parts, Compared(mismatches, {}, {}), is_close)
             mismatches = [*self._explain({GRADIENT: comparison}, reference)[GRADIENT].found]
         late = SECOND_DERIVATIVES if {step - 1, step} & self._second_derivatives else None
-        mismatches = [replace(wrong, name=wrong.name + words, by=wrong.by or late) for wrong in mismatches]
+        mismatches = [replace(wrong, name=wrong.name + suffix, by=wrong.by or late) for wrong in mismatches]
         self._results[GRADIENT] += Compared(mismatches, names, detected)
 
     def _summed(self, gradients: _Gradients, flags: Sequence[float] = (), compares: bool = True) -> _Sums:
@@ -269,12 +275,12 @@ class Lockstep:
         twins = {
             name: twin
             for name, twin in self._twin_gradients(self._summed(gradients))
-            if twin and twin.can_tell(bound[name].control)
+            if twin and twin.detects(bound[name].control)
         }
         return TwinGradients(twins, gradients[0].gradients)
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
-        eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
+        eps = coarsest_eps([dtype, self._reduced_in] if self._reduced_in else [dtype])
         return GradientBound(dp_degree(self._run.sizes), eps, self._noise, self._run.accumulate, self._worst)
 
     @property
@@ -297,14 +303,14 @@ class Lockstep:
 
     def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> Compared:
         """Compare the state after a step with the twin's."""
-        twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].detected
-        self._actual = actual = state_of(self._run, self._own_parts)
+        twin, proven = trained_state(self._twin.run, self._twin_parts), self._results[STEP].detected
+        self._actual = actual = trained_state(self._run, self._own_parts)
         elsewhere = set[Name]()
         if self._run.pipeline:
             elsewhere = set[Name]().union(*self._world.gathered({*actual})) - actual.keys()
         mismatches = compare_step(step, twin, actual, elsewhere, tolerances)
         due = [text for text in controllable(actual) if not proven.get(text)]
-        other = changed_beyond(
+        other = perturbed_beyond(
             perturbed_leaves({name: actual[name] for name in named(actual, due)}), tolerances
         )
         control = compare_step(step, twin, other, twin, closely=False) if due else ()
@@ -320,7 +326,7 @@ class Lockstep:
         late = any(mismatch.by == SECOND_DERIVATIVES for mismatch in made[GRADIENT].found)
         if self._second_derivatives and self._world.any_rank(late):
             self.why_not_resumed = _LATE
-        if not self._alive:
+        if not self._had_gradient:
             made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].detected, False))
         if LOSS not in self.not_applied:
             made[LOSS] = self._compare_losses(unrestored)
@@ -344,13 +350,13 @@ class Lockstep:
         return Compared(mismatches, dict.fromkeys(detected, True), detected)
 
     def _far(self, step: int, twin: float) -> list[Mismatch]:
-        near = loss_share(self._twin.computes_in) * max(abs(twin), self._loss_sizes[step])
+        near = batch_loss_tolerance(self._twin.compute_dtypes) * max(abs(twin), self._loss_sizes[step])
         loss = self._run.train_state.losses[step - 1]
         return compare_losses([twin], [loss], step, near / abs(twin) if twin else 0.0)
 
     def _compare_replicas(self) -> Compared:
         """Compare parameters and optimizer state that several ranks have."""
-        actual = self._actual if self.follows else state_of(self._run, self._own_parts)
+        actual = self._actual if self.follows else trained_state(self._run, self._own_parts)
         leaves = {
             name: leaf
             for name, leaf in actual.items()

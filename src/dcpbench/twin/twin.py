@@ -17,12 +17,12 @@ from torch import nn
 
 from dcpbench.compare.controls import jitter
 from dcpbench.compare.leaves import same_leaves
-from dcpbench.compare.losses import rounding
+from dcpbench.compare.losses import coarsest_eps
 from dcpbench.compare.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.core.state import Name
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import CLIPPING, Use
-from dcpbench.runs.run_state import state_of
+from dcpbench.runs.run import CLIPPING, GradientUse
+from dcpbench.runs.run_state import trained_state
 from dcpbench.state.layout import called_modules
 from dcpbench.state.snapshot import (
     Leaves,
@@ -33,14 +33,14 @@ from dcpbench.state.snapshot import (
     retained,
     snapshot_model,
 )
-from dcpbench.twin.gradients import step_tolerances
+from dcpbench.twin.gradients import measured_tolerances
 from dcpbench.workloads.batch import Batch, map_tensors
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.parallelisms import is_trained
 
 _JITTERED = 2
 """The number of passes or steps with slightly different values that measure noise."""
-_STEP_SHARE = 2**-9
+_STEP_EPSILON = 2**-9
 """The relative change of gradients that measures how exactly a step repeats, for optimizers that compute in
 bfloat16."""
 _AFTER_USE = 16
@@ -62,12 +62,12 @@ class TakenStep:
     """
 
     loss: float
-    uses: list[Use]
+    uses: list[GradientUse]
     moves: bool = False
     buffers: Leaves = field(default_factory=dict)
     worst: float = 1.0
 
-    def has_uses_of(self, uses: Sequence[Use]) -> bool:
+    def has_uses_of(self, uses: Sequence[GradientUse]) -> bool:
         """Return whether gradients were used as in these uses."""
         return [use.by for use in self.uses] == [use.by for use in uses]
 
@@ -79,10 +79,10 @@ class Twin:
         run: from `build_run.build_twin`.
         dtypes: that the parallel run computes in.
         build: builds such a run again, if steps are taken in addition.
-        inexact: the parameters whose step does not repeat exactly.
+        step_tolerance: the parameters whose step does not repeat exactly.
 
     Attributes:
-        computes_in: these dtypes, and those of module outputs, as under autocast.
+        compute_dtypes: these dtypes, and those of module outputs, as under autocast.
         why_not_copied: why it could not be copied at the beginning of the step.
     """
 
@@ -91,11 +91,11 @@ class Twin:
         run: OwnRun,
         dtypes: Iterable[torch.dtype],
         build: Callable[[], OwnRun] | None,
-        inexact: "Inexact",
+        step_tolerance: "StepTolerance",
     ) -> None:
-        self.run, self._build, self._inexact = run, build, inexact
-        self._copy = partial(copy_run, steps=bool(run.user_step or inexact.repeats))
-        self.computes_in = set(dtypes)
+        self.run, self._build, self._tolerance = run, build, step_tolerance
+        self._copy = partial(copy_run, steps=bool(run.user_step or step_tolerance.repeats))
+        self.compute_dtypes = set(dtypes)
         self.why_not_copied: str | None = None
         self._batch: Batch = None
         self._group: dist.ProcessGroup | None = None
@@ -126,19 +126,19 @@ class Twin:
         except Exception as error:  # noqa: BLE001 - a user's object may refuse it in any way
             self.why_not_copied = f"the model cannot be copied: {type(error).__name__}: {error}"
 
-    def copied(self) -> OwnRun:
+    def copy_at_beginning(self) -> OwnRun:
         """Return a copy of the beginning of the step. The next copy takes its place."""
         assert self._copies, "built with the first step"
         beginning, run = self._copies
         self._copy(beginning, run)
         return run
 
-    def taken(self, uses: Sequence[Use]) -> TakenStep:
+    def take_step(self, uses: Sequence[GradientUse]) -> TakenStep:
         """Take the step with the ranks' gradients."""
         return self._taken(self.run, self._batch, uses)
 
     @property
-    def written(self) -> Leaves:
+    def written_buffers(self) -> Leaves:
         """The floating buffers that the step has changed: no copy of them, if it was not copied before."""
         if self._copies is None:
             return {}
@@ -146,19 +146,23 @@ class Twin:
         same = same_leaves(_floating_buffers(self._copies[0]), buffers)
         return {name: leaf for name, leaf in buffers.items() if name not in same}
 
-    def jittered(self, uses: Sequence[Use], draws: bool) -> list[TakenStep]:
+    def jittered_steps(self, uses: Sequence[GradientUse], draws: bool) -> list[TakenStep]:
         """Take steps that differ by a rounding in parameters, in inputs that are not a user's, in the buffers
         that the step writes and the inputs of their modules; and in random numbers, if it `draws` some: the
         ranks draw others than the twin."""
         return [self._jittered(uses, draws, number) for number in range(_JITTERED)]
 
-    def _jittered(self, uses: Sequence[Use], draws: bool, number: int) -> TakenStep:
+    def _jittered(self, uses: Sequence[GradientUse], draws: bool, number: int) -> TakenStep:
         """Take one such step, another one for each number."""
-        share, written, worst = max(map(_unit, self.computes_in), default=0.0), self.written, [1.0]
-        run = self.copied()
+        epsilon, written, worst = (
+            max(map(_unit, self.compute_dtypes), default=0.0),
+            self.written_buffers,
+            [1.0],
+        )
+        run = self.copy_at_beginning()
 
         def jittered(value: torch.Tensor, seed: int = _JITTERED, least: int = -1) -> torch.Tensor:
-            jitter([copied := value.clone()], share, seed, least)
+            jitter([copied := value.clone()], epsilon, seed, least)
             return copied
 
         def with_jittered_input(size: int, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -171,7 +175,7 @@ class Twin:
         if draws:
             run.random.seed(number)
         buffers = _floating_buffers(run)
-        jitter(chain(run.model.parameters(), (buffers[name].local for name in written)), share, seed=number)
+        jitter(chain(run.model.parameters(), (buffers[name].local for name in written)), epsilon, seed=number)
         of_model = {name: leaf for name, leaf in written.items() if len(name) == 1}
         sizes = {str(name[0]).rpartition(".")[0]: leaf.extent.numel for name, leaf in of_model.items()}
         with ExitStack() as hooks:
@@ -181,51 +185,55 @@ class Twin:
                     hooks.callback(module.register_forward_pre_hook(change).remove)
             # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
             taken = self._taken(
-                run, self._batch if run.is_users else map_tensors(jittered, self._batch), uses
+                run, self._batch if run.has_user_code else map_tensors(jittered, self._batch), uses
             )
         buffers = _floating_buffers(run)
         return replace(taken, buffers=retained({name: buffers[name] for name in written}), worst=max(worst))
 
-    def tolerances(self, uses: Sequence[Use], jittered: Sequence[TakenStep]) -> dict[Name, torch.Tensor]:
+    def tolerances(
+        self, uses: Sequence[GradientUse], jittered: Sequence[TakenStep]
+    ) -> dict[Name, torch.Tensor]:
         """Return the tolerance of each element of the present state that is not exact, by name, after a step
         and these jittered ones."""
-        inexact = self._inexact
-        if not (inexact.measured or inexact.rounded or jittered):
+        step_tolerance = self._tolerance
+        if not (step_tolerance.measured or step_tolerance.rounded or jittered):
             return {}
-        state = state_of(self.run)
+        state = trained_state(self.run)
         rounded: dict[Name, torch.Tensor] = {}
         for name, leaf in state.items():
-            if isinstance(leaf, TensorLeaf) and _is_of(name, inexact.rounded) and leaf.extent.numel:
+            if isinstance(leaf, TensorLeaf) and _is_of(name, step_tolerance.rounded) and leaf.extent.numel:
                 size = leaf.local.double().abs() * len(uses)
-                if inexact.other_kernels and leaf.dtype.is_floating_point:
+                if step_tolerance.other_kernels and leaf.dtype.is_floating_point:
                     rounded[name] = torch.full_like(size, torch.finfo(leaf.dtype).eps * float(size.max()))
                 elif _is_narrow(leaf.local):
                     rounded[name] = torch.finfo(leaf.dtype).eps * size
-        others = [self._state_after(uses, number) for number in range(inexact.repeats)]
+        others = [self._state_after(uses, number) for number in range(step_tolerance.repeats)]
         measured = {
             name: tolerance
-            for name, tolerance in step_tolerances(state, others).items()
-            if _is_of(name, inexact.measured)
+            for name, tolerance in measured_tolerances(state, others).items()
+            if _is_of(name, step_tolerance.measured)
         }
         worst = max((taken_again.worst for taken_again in jittered), default=1.0)
-        of_buffers = step_tolerances(state, [taken_again.buffers for taken_again in jittered], worst)
+        of_buffers = measured_tolerances(state, [taken_again.buffers for taken_again in jittered], worst)
         return of_buffers | rounded | measured
 
-    def _state_after(self, uses: Sequence[Use], number: int) -> Leaves:
+    def _state_after(self, uses: Sequence[GradientUse], number: int) -> Leaves:
         """Return the state after a step with slightly different gradients, others for each number."""
         others = [replace(use, full={name: full.clone() for name, full in use.full.items()}) for use in uses]
         for use in others:
-            share = max([_STEP_SHARE, *(_unit(full.dtype) for full in use.full.values())])  # less rounds away
-            jitter(use.full.values(), share, seed=number)
-        run = self.copied()
+            epsilon = max(
+                [_STEP_EPSILON, *(_unit(full.dtype) for full in use.full.values())]
+            )  # less rounds away
+            jitter(use.full.values(), epsilon, seed=number)
+        run = self.copy_at_beginning()
         self._taken(run, self._batch, others)
-        return retained(state_of(run))
+        return retained(trained_state(run))
 
-    def _taken(self, run: OwnRun, batch: Batch, uses: Sequence[Use]) -> TakenStep:
+    def _taken(self, run: OwnRun, batch: Batch, uses: Sequence[GradientUse]) -> TakenStep:
         names = {value: name for name, value in _parameters(run.model).items()}
         sizes: dict[str, torch.Tensor] = {}
         sums: dict[str, int] = {}
-        taken: list[Use] = []
+        taken: list[GradientUse] = []
         before: dict[str, torch.Tensor] = {}
         moved: set[str] = set()
 
@@ -256,7 +264,7 @@ class Twin:
                 name: sums[name] / run.accumulate * sizes[name] if name in sums else _AFTER_USE * value.abs()
                 for name, value in gradients.items()
             }
-            taken.append(Use(by, gradients, sizes=magnitudes_of))
+            taken.append(GradientUse(by, gradients, sizes=magnitudes_of))
             for name in parameters_by_name if by != CLIPPING else ():  # the ranks' gradient moves it
                 before.pop(name, None)
             if number < len(uses) and uses[number].by == by:
@@ -286,7 +294,7 @@ class Twin:
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
-            self.computes_in.add(output.dtype)
+            self.compute_dtypes.add(output.dtype)
 
 
 def _floating_buffers(run: OwnRun) -> Leaves:
@@ -298,7 +306,7 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {plain_fqn(model, name): value for name, value in model.named_parameters()}
 
 
-def _replace_gradient(parameter: nn.Parameter, name: str, use: Use) -> None:
+def _replace_gradient(parameter: nn.Parameter, name: str, use: GradientUse) -> None:
     """Give a parameter of the twin the ranks' gradient at a use."""
     part, full = use.gradients.get(name), use.full.get(name)
     if part is not None and part.is_sparse:
@@ -357,7 +365,7 @@ def _copied_attributes(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str
 
 
 @dataclass(frozen=True)
-class Inexact:
+class StepTolerance:
     """The parameters whose optimizer step on full tensors is not, bit for bit, the step on parts.
 
     Args:
@@ -381,7 +389,7 @@ class Inexact:
         return "measured" if self.measured else "rounding" if self.rounded else "bits"
 
 
-def inexact_steps(run: OwnRun, twin: OwnRun, split: bool) -> Inexact:
+def tolerance_of_steps(run: OwnRun, twin: OwnRun, split: bool) -> StepTolerance:
     """Find the steps that do not repeat exactly.
 
     If tensors are `split` these are the steps of optimizers that are not known to work by elements. Fused
@@ -390,9 +398,9 @@ def inexact_steps(run: OwnRun, twin: OwnRun, split: bool) -> Inexact:
     """
     names = named_parameters(twin.model)
     if any(value.device.type != twin.world.device.type for value in run.model.parameters()):
-        return Inexact(rounded=frozenset(names), other_kernels=True)
+        return StepTolerance(rounded=frozenset(names), other_kernels=True)
     if not split:
-        return Inexact()
+        return StepTolerance()
     groups = [
         group
         for optimizer in each_of(twin.optimizer)
@@ -403,7 +411,7 @@ def inexact_steps(run: OwnRun, twin: OwnRun, split: bool) -> Inexact:
     measured = frozenset(name for name, value in names.items() if id(value) in theirs)
     fused = any(group.get("fused") for group in twin.optimizer.param_groups)
     rounded = frozenset(name for name, value in names.items() if fused or _is_narrow(value))
-    return Inexact(measured, rounded - measured, other_kernels=fused)
+    return StepTolerance(measured, rounded - measured, other_kernels=fused)
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:
@@ -418,4 +426,4 @@ def _is_of(name: Name, parameters: Container[str]) -> bool:
 def _unit(dtype: torch.dtype) -> float:
     """Return the relative rounding of a dtype: the distance from 1 to the next number, half of it in 16
     bits; 0 for a dtype that nothing is trained in, such as that of frozen integers."""
-    return rounding([dtype]) * (0.5 if dtype.itemsize == 2 else 1.0)
+    return coarsest_eps([dtype]) * (0.5 if dtype.itemsize == 2 else 1.0)

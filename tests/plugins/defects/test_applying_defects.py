@@ -23,7 +23,7 @@ from dcpbench.plugins.defects import trained_alone
 from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.runs.build_run import build_twin
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import Use, copied_to
+from dcpbench.runs.run import GradientUse, use_recorder
 from dcpbench.state.layout import whole
 from dcpbench.state.snapshot import TensorLeaf
 from dcpbench.twin.gradients import (
@@ -146,8 +146,8 @@ ONE, OTHER = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -5.0])
 
 def gradients_of(run: OwnRun, data: Batches) -> Mapping[str, torch.Tensor]:
     """Take a step, and return the gradients that it has used."""
-    uses = list[Use]()
-    run.take_step(run.next_batch(data), copied_to(uses, run.model))
+    uses = list[GradientUse]()
+    run.take_step(run.next_batch(data), use_recorder(uses, run.model))
     return uses[0].gradients
 
 

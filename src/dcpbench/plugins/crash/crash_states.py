@@ -42,7 +42,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
         (cell.folder / name).mkdir(exist_ok=True)
     reference = steps.build_reference(cell)
     steps.advance(cell, reference, until=cell.config.steps_before_save)
-    old = steps.save(inside, reference.trained, "checkpoint" if same_folder else "old")
+    old = steps.save(inside, reference.live_run, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
     inside.checkpointer.close()  # ends the uploading process too, so that the next one is recorded
     before = str(cell.folder / _BEFORE / Path(old.checkpoint.checkpoint_id).name)
@@ -59,7 +59,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     second = inside.checkpointer
     with recording(inside.folder, cell.folder / _LOGS, cell.world.rank) as recorder:
         try:
-            new = steps.save(inside, reference.trained, "checkpoint" if same_folder else "new")
+            new = steps.save(inside, reference.live_run, "checkpoint" if same_folder else "new")
             new.pending.wait()
         except (CheckpointException, RuntimeError):
             if cell.config.storage.options.get("overwrite", True):

@@ -29,13 +29,13 @@ def storage_failure(cell: Cell) -> None:
     reference = steps.build_reference(cell)
     in_load = storage.options["of"] == "load"
     steps.advance(cell, reference, until=train_steps)
-    steps.finish(sound, steps.save(sound, reference.trained, _OLDER))
+    steps.finish(sound, steps.save(sound, reference.live_run, _OLDER))
     steps.advance(cell, reference, until=2 * train_steps)
 
     newer: list[tuple[Cell, SaveInFlight]] = []
 
     def save(by: Cell) -> None:
-        newer[:] = [(by, steps.save(by, reference.trained, _NEWER))]
+        newer[:] = [(by, steps.save(by, reference.live_run, _NEWER))]
         newer[0][1].pending.wait()
 
     if in_load:

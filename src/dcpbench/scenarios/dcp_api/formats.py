@@ -46,7 +46,7 @@ def formats(cell: Cell) -> None:
     _verify_broadcast(cell, reference, saved, file)
     target = steps.build_target(cell, reference)
     converted = replace(saved, checkpoint_id=again, how=", converted and back")
-    cell.saved[again] = reference.trained
+    cell.saved[again] = reference.live_run
     checks.load_and_verify(cell, target, converted)
     checks.resume(cell, target, converted, reference)
 

@@ -10,7 +10,7 @@ def save_first(cell: Cell) -> None:
     """First stage: save under `parallel` on `world_size` ranks."""
     reference = steps.build_reference(cell)
     steps.advance(cell, reference, until=cell.config.steps_before_save)
-    steps.finish(cell, steps.save(cell, reference.trained, _NAME))
+    steps.finish(cell, steps.save(cell, reference.live_run, _NAME))
     cell.files.clear()  # they are overwritten
 
 
@@ -28,7 +28,7 @@ def save_over_it(cell: Cell) -> None:
     overwriting, unsaved = uninterrupted.begin(overwriting)
     reference = steps.build_reference(overwriting, unsaved)
     steps.advance(overwriting, reference, until=config.steps_before_save)
-    in_flight = steps.save(overwriting, reference.trained, _NAME)
+    in_flight = steps.save(overwriting, reference.live_run, _NAME)
     in_flight.pending.wait()
     saved = in_flight.checkpoint
     steps.advance(overwriting, reference, until=overwriting.config.last_step)

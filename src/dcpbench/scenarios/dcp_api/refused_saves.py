@@ -31,10 +31,10 @@ def overwrite(cell: Cell) -> None:
     )
 
     def save(cell: Cell, name: str) -> Checkpoint:
-        return steps.finish(cell, steps.save(cell, reference.trained, name))
+        return steps.finish(cell, steps.save(cell, reference.live_run, name))
 
     for _ in range(2):
-        until = reference.trained.train_state.step + cell.config.steps_before_save
+        until = reference.live_run.train_state.step + cell.config.steps_before_save
         steps.advance(cell, reference, until)
         second = save(overwriting, "checkpoint")
     steps.advance(cell, reference, until=cell.config.last_step)
@@ -64,12 +64,12 @@ def no_cpu_backend(cell: Cell) -> None:
 
     def save_without() -> None:
         try:
-            without.checkpointer.save(reference.trained.state(), refused).wait()
+            without.checkpointer.save(reference.live_run.state(), refused).wait()
         finally:
             left.extend(_left_behind(refused, ProcessState.now(cell.world.device).minus(before)))
 
     def save_with() -> None:
-        cell.checkpointer.save(reference.trained.state(), accepted).wait()
+        cell.checkpointer.save(reference.live_run.state(), accepted).wait()
 
     contract.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
