@@ -64,13 +64,13 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "losses = resumed",
     ),
     "mending of what no defect explains": (
-        "cell/explained.py",
+        "cell/known_defects.py",
         "        mismatch.name: mismatch.by\n        for mismatch in mismatches\n"
         "        if mismatch.by and mismatch.name not in unexplained\n",
         "        mismatch.name: str(mismatch.by)\n        for mismatch in mismatches\n",
     ),
     "resumes of what cannot be mended": (
-        "cell/explained.py",
+        "cell/known_defects.py",
         "    return first and f",
         "    return None and f",
     ),

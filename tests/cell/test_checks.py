@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, checks, explained, steps, training
+from dcpbench.cell import checkpoint_files, checks, known_defects, steps, training
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import ReferenceRun
@@ -52,7 +52,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
         yield {reference.check: {name: halves[name] for name in ("net2.weight", "net2.bias")}}
 
     defect = Defect(("twin",), lambda config: True, expected)
-    monkeypatch.setattr(explained, "_defects", lambda: {"mine": defect})
+    monkeypatch.setattr(known_defects, "_defects", lambda: {"mine": defect})
     build_twin = build_run.build_twin
 
     def build_frozen(*given: Any) -> OwnRun:
@@ -182,8 +182,8 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
 
 def test_each_plugin_gives_its_defects(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = [SimpleNamespace(defects={by: f"dcpbench.core.defects:{by}"}) for by in ("Defect", "Moment")]
-    monkeypatch.setattr(explained, "plugins", lambda: plugins)
-    assert explained._defects.__wrapped__() == {"Defect": defects.Defect, "Moment": defects.Moment}
+    monkeypatch.setattr(known_defects, "plugins", lambda: plugins)
+    assert known_defects._defects.__wrapped__() == {"Defect": defects.Defect, "Moment": defects.Moment}
 
 
 def test_value_in_no_state_dict_is_told_after_a_resume() -> None:

@@ -12,7 +12,7 @@ import torch
 from dcpbench.cell import checks
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import mend
+from dcpbench.cell.known_defects import mend
 from dcpbench.compare.leaves import compare
 from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import Compared

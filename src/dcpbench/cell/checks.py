@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dcpbench.cell import contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import (
+from dcpbench.cell.known_defects import (
     mend,
     names_by_defect,
     needs_copy,

@@ -12,7 +12,7 @@ from dcpbench.cell import checkpoint_files, checks
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import its
-from dcpbench.cell.explained import record_restored
+from dcpbench.cell.known_defects import record_restored
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.compare.across_layouts import compare_ranks
 from dcpbench.compare.leaves import Comparison

@@ -16,7 +16,7 @@ from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.checkpoint import Checkpoint, SaveInFlight
 from dcpbench.cell.checkpoint_files import wait_until_seen
-from dcpbench.cell.explained import differs, explain_raised, explained_in_checkpoint
+from dcpbench.cell.known_defects import differs, explain_raised, explained_in_checkpoint
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.stored import compare_stored
 from dcpbench.core.mismatch import Place

@@ -8,7 +8,7 @@ from functools import partial
 
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import defects_at, explained
+from dcpbench.cell.known_defects import defects_at, explained
 from dcpbench.cell.steps import ReferenceRun, other_seed
 from dcpbench.core.mismatch import TWIN, Place
 from dcpbench.runs import build_run

@@ -1,7 +1,7 @@
 """The contract for a known defect of torch whose effect can be recomputed.
 
 A plug-in declares defects by name in `Plugin.defects`; a known failure refers to one by its key `by`. Only
-`cell/explained.py` calls them:
+`cell/known_defects.py` calls them:
 
 1. `applies(config)`, on every rank, when a comparison of one of its `moments` ends, and before a load if the
    defect needs the state `from_before`.
@@ -38,7 +38,7 @@ class Defect:
         expected: called as `expected(cell, moment, reference)` on every rank, after the comparison with the
             reference failed on any rank. Returns the states that the defect can produce, by check and then
             by name; none if it changes nothing. They have exactly the values of the mismatches that they
-            explain. The reference is a `LoadReference` of `dcpbench.cell.explained`, of the twin's gradients
+            explain. The reference is a `LoadReference` of `dcpbench.cell.known_defects`, of the twin's gradients
             `TwinGradients`, and at `raised` a `RaisedInLoad`; there it returns texts of exceptions.
         from_before: whether it needs a copy of the run's state from before the load, which costs time.
     """

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import record_restored
+from dcpbench.cell.known_defects import record_restored
 from dcpbench.compare.controls import compare_controlled, perturbed_where
 from dcpbench.compare.leaves import Comparison
 from dcpbench.core.mismatch import Mismatch, Place

@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from dcpbench.cell import explained
+from dcpbench.cell import known_defects
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import defects_at
+from dcpbench.cell.known_defects import defects_at
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.whole_tensors import real_elements
 from dcpbench.config.schema import conf_folder
@@ -171,14 +171,14 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
         return [{StatePart.model: {"w": 1.0, "v": 1.0, "absent": 3.0}}, {StatePart.optimizer: {"v": 2.0}}]
 
     defect = Defect(("restored",), lambda config: True, expected)
-    monkeypatch.setattr(explained, "_defects", lambda: {"mine": defect})
+    monkeypatch.setattr(known_defects, "_defects", lambda: {"mine": defect})
     cell = bare_cell(tmp_path)
     wrong = [Mismatch(name, Problem.differs) for name in ("w", "v")]
 
     def compared(found: list[Mismatch]) -> list[str | None]:
         leaves = {"w": 3.0, "v": 3.0}, {"w": 1.0, "v": 2.0}
         comparison = Comparison(*leaves, Compared(found, {}, {}))
-        done = explained.explained(cell, "restored", {StatePart.model: comparison}, None)
+        done = known_defects.explained(cell, "restored", {StatePart.model: comparison}, None)
         return [finding.by for finding in done[StatePart.model].found]
 
     assert (compared([]), asked) == ([], [])

@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 from dcpbench.cell import checks
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared

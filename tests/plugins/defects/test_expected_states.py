@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.compare.stored import StoredChunk
 from dcpbench.core.mismatch import Mismatch, Problem

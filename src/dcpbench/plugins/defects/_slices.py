@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import TensorReader
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp

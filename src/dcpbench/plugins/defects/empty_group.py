@@ -4,7 +4,7 @@ them or, from a full state dict, leaves others (docs/findings/empty-param-group.
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import ABSENT_LEAF
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.checkpointers.dcp import stored_chunks
 from dcpbench.compare.stored import StoredChunk, part_of
 from dcpbench.core.defects import Defect, Moment

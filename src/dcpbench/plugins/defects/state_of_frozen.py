@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import ABSENT_LEAF
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import RaisedInLoad
+from dcpbench.cell.known_defects import RaisedInLoad
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp

@@ -4,7 +4,7 @@ initial value there after a load (docs/findings/tensor-lr-in-defaults.md)."""
 from collections.abc import Collection, Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import same_leaves
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import LoadReference
+from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import ABSENT_LEAF
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart

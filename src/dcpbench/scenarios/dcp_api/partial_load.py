@@ -9,7 +9,7 @@ import torch
 from dcpbench.cell import checks, contract, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import record_restored
+from dcpbench.cell.known_defects import record_restored
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.compare.across_layouts import compare_across
 from dcpbench.compare.controls import compare_controlled, controllable, perturbed_leaves, perturbed_where
