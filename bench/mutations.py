@@ -60,7 +60,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "resumed losses with themselves": (
         _CHECKS,
-        "losses = record.losses[taken.start - 1 : last]",
+        "losses = reference.losses[taken.start - 1 : last]",
         "losses = resumed",
     ),
     "mending of what no defect explains": (

@@ -187,7 +187,7 @@ def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(lockstep, "tolerance_of_steps", lambda *_, **__: twin.StepTolerance(measured=names))
-    monkeypatch.setattr(twin, "step_tolerances", tolerances)
+    monkeypatch.setattr(twin, "measured_tolerances", tolerances)
     verdict, report = alone(saves=1, model=model)
     assert verdict.status == "pass", verdict.reason
     assert noted(report, "column")["step_bound"] == "measured"

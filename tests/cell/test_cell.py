@@ -114,9 +114,9 @@ def test_phase_is_announced_timed_and_probed(tmp_path: Path, monkeypatch: pytest
         *((name, "load", 3, None) for name in (PHASE_S, "first", "last")),
     ]
     assert all(one.value > 0 for one in cell.report.measurements)
-    assert cell.measured("first") == 2
-    assert cell.measured(PHASE_S) == 2
-    assert cell.measured("nothing") == 0
+    assert cell.times_measured("first") == 2
+    assert cell.times_measured(PHASE_S) == 2
+    assert cell.times_measured("nothing") == 0
 
 
 def test_check_report_has_names_and_places(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
 
     def probe(name: str, cell: Cell, target: OwnRun, loaded: Checkpoint) -> None:
         equal = not loaded.compare(loaded.state[StatePart.model], live_state(target)[StatePart.model], None)
-        asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.measured('load_s')}", equal))
+        asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.times_measured('load_s')}", equal))
 
     mine = {name: CheckSpec(name, "", probe=partial(probe, name)) for name in ("first", "last")}
     without = CheckSpec("without", "")
@@ -203,8 +203,8 @@ def test_checkpoint_without_files_is_not_loaded(
     if comes:
         (folder / "file").write_text("late")
     checkpoint = Checkpoint(1, str(folder), {})
-    checkpoint_files.follow_files(cell, checkpoint, {})
-    assert checkpoint_files.remaining(cell, [checkpoint]) == [checkpoint] * comes
+    checkpoint_files.watch_files(cell, checkpoint, {})
+    assert checkpoint_files.not_removed(cell, [checkpoint]) == [checkpoint] * comes
     checkpoint_files.verify_files(cell)
     names = [one.name for one in cell.report.checks["files_unchanged"].distinct.values()]
     assert names == ["file" if comes else "step-1"]
@@ -270,9 +270,9 @@ def test_control_of_an_absent_key_loads_one_that_is_there(
 def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     reference = steps.build_reference(cell)
-    steps.advance(cell, reference, 1)
+    steps.train_reference(cell, reference, 1)
     saved = steps.finish(cell, steps.save(cell, reference.live_run))
-    steps.advance(cell, reference, 2)
+    steps.train_reference(cell, reference, 2)
     steps.load(cell, reference.live_run, saved)
     assert cell.report.checks["side_effect_free"].count == 0
     live = live_state(reference.live_run)[StatePart.model]

@@ -29,10 +29,10 @@ def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     vars(cell)["checkpointer"] = mock.Mock(drop_cached=dropped.append)
     checkpoint = Checkpoint(7, str(tmp_path), {})
     saved = ReferenceRun([checkpoint], [1.0])
-    handover.leave(cell.vary(verify=Verify.standard), saved)
-    handover.leave(replace(cell, world=world(1, 2)), saved)
+    handover.write_reference(cell.vary(verify=Verify.standard), saved)
+    handover.write_reference(replace(cell, world=world(1, 2)), saved)
     assert dropped == [], "rank 0 drops it for all"
-    handover.leave(cell, saved)
+    handover.write_reference(cell, saved)
     assert dropped == [str(tmp_path)]
     assert {path.name for path in tmp_path.iterdir()} == {"handover-rank0.pt", "handover-rank1.pt"}
 
@@ -45,9 +45,9 @@ def test_generators_are_dropped_where_another_layout_resumes(
     cell = bare_cell(tmp_path, config(model="short", scenario=scenario))
     vars(cell)["checkpointer"] = mock.Mock()
     state = {StatePart.random: {("cpu",): 1}, StatePart.model: {}}
-    handover.leave(cell, ReferenceRun([Checkpoint(7, str(tmp_path), state)]), any_layout=True)
-    _, story = handover.take(cell.vary(world_size=2), any_layout=True)
-    assert (StatePart.random not in story.checkpoints[0].state) == dropped
+    handover.write_reference(cell, ReferenceRun([Checkpoint(7, str(tmp_path), state)]), any_layout=True)
+    _, reference = handover.read_reference(cell.vary(world_size=2), any_layout=True)
+    assert (StatePart.random not in reference.checkpoints[0].state) == dropped
 
 
 def stream(value: Any) -> io.BytesIO:
@@ -73,7 +73,7 @@ def test_checkpoint_is_plain_data(tmp_path: Path) -> None:
     """It can be read without running code, so no live run and no checkpointer is in it."""
     cell = bare_cell(tmp_path, config(model="short", scheduler="step"))
     reference = steps.build_reference(cell)
-    steps.advance(cell, reference, 1)
+    steps.train_reference(cell, reference, 1)
     saved = steps.finish(cell, steps.save(cell, reference.live_run))
     written = stream(saved)
     written.seek(0)

@@ -77,7 +77,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     reference.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", state) for state in (*own[4:], own[0])]
     with mock.patch.object(RandomState, "needed", frozenset(needed)):
-        steps.decide_state(cell, reference, checkpoints)
+        steps.decide_compared_state(cell, reference, checkpoints)
     assert own == [{StatePart.model: {}, **({StatePart.random: leaves(*needed)} if needed else {})}] * 6
     assert reference.live_run.exclusions.generators == frozenset(needed)
     assert ("random_equal" in why_not(cell.report)) is not bool(needed)
@@ -88,7 +88,7 @@ def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
     reference = steps.build_reference(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
-        steps.advance(cell, reference, until)
+        steps.train_reference(cell, reference, until)
         assert reference.live_run.train_state.step == until
         assert [*reference.states] == retained
 
@@ -108,7 +108,7 @@ def test_unsynced_files_may_be_allowed(asked_for: bool, tmp_path: Path) -> None:
     with recorded_syncs() as synced:
         cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
         reference = steps.build_reference(cell)
-        steps.advance(cell, reference, 1)
+        steps.train_reference(cell, reference, 1)
         steps.finish(cell, steps.save(cell, reference.live_run))
     assert bool(synced) is asked_for
     seen = cell.report.checks["checkpoint_whole"]
@@ -191,7 +191,9 @@ def handed_over(cell: Cell) -> None:
     saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
     exclusions = Exclusions(why_layout_bound="why", compute_dtypes=(torch.bfloat16,))
-    handover.leave(cell, steps.ReferenceRun(saved, [1.0], states, exclusions=exclusions), any_layout=True)
+    handover.write_reference(
+        cell, steps.ReferenceRun(saved, [1.0], states, exclusions=exclusions), any_layout=True
+    )
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -209,7 +211,7 @@ def test_control_of_disagreeing_ranks_is_run(
     cell = bare_cell(tmp_path)
     vars(cell)["checkpointer"] = EMPTY
     saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {("lr",): 0.1, ("eps",): 1e-8}})
-    handover.leave(cell, steps.ReferenceRun([saved]), any_layout=True)
+    handover.write_reference(cell, steps.ReferenceRun([saved]), any_layout=True)
     assert given[1].keys() == {("lr",)}
     assert given[1]["lr",] != 0.1
     assert cell.report.checks["optim_equal"].control == {saved.place: {"lr": seen}}
@@ -220,14 +222,17 @@ def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_pa
     given = config(**SMALL, scenario="convert", world_size=1 if same_layout else 2)
     cell = bare_cell(tmp_path, given)
     handed_over(cell)
-    loading, story = handover.take(cell, any_layout=True)
-    assert (story.exactly, loading.config.world_size) == (same_layout, 1)
-    taken = [*(one.state for one in story.checkpoints), *story.states.values()]
+    loading, reference = handover.read_reference(cell, any_layout=True)
+    assert (reference.exactly, loading.config.world_size) == (same_layout, 1)
+    taken = [*(one.state for one in reference.checkpoints), *reference.states.values()]
     random = {StatePart.random: leaves("cpu")} if same_layout else {}
     assert taken == [{StatePart.extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
-    assert all(one.by_content for one in story.checkpoints), "it may lie otherwise"
-    assert story.losses == [1.0]
-    assert (story.exclusions.why_layout_bound, story.exclusions.compute_dtypes) == ("why", (torch.bfloat16,))
+    assert all(one.by_content for one in reference.checkpoints), "it may lie otherwise"
+    assert reference.losses == [1.0]
+    assert (reference.exclusions.why_layout_bound, reference.exclusions.compute_dtypes) == (
+        "why",
+        (torch.bfloat16,),
+    )
     assert cell.report.checks == {}
 
 
@@ -256,7 +261,7 @@ def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
         torch.save(RankReport(0), tmp_path / name)
     value = io.BytesIO((tmp_path / "value").read_bytes())
     for read in (
-        partial(handover.take, cell, any_layout=True),
+        partial(handover.read_reference, cell, any_layout=True),
         partial(stored._plain, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):

@@ -205,7 +205,7 @@ def test_file_that_comes_after_success_on_a_rank_is_reported(tmp_path: Path, ran
     digests = checkpoint_files.digests_of(cell, save, on_several_hosts=False)
     report = cell.report.checks["files_unchanged"]
     assert [one.name for one in report.distinct.values()] == ["late"]
-    checkpoint_files.follow_files(cell, save.checkpoint, digests)
+    checkpoint_files.watch_files(cell, save.checkpoint, digests)
     checkpoint_files.verify_files(cell)
     assert report.count == 2 - rank, "rank 0 compares them at the end too"
 
@@ -232,7 +232,7 @@ def test_checkpoint_without_files_fails(
     cell = bare_cell(tmp_path)
     save = saved_by(cell, tmp_path / "step-2")
     digests = checkpoint_files.digests_of(cell, save, on_several_hosts=False)
-    checkpoint_files.follow_files(cell, save.checkpoint, digests)
+    checkpoint_files.watch_files(cell, save.checkpoint, digests)
     checkpoint_files.verify_files(cell)
     reported = [
         one.name for one in cell.report.checks.get("files_unchanged", CheckReport()).distinct.values()

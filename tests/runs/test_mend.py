@@ -12,7 +12,7 @@ import torch
 from dcpbench.cell import checks
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.known_defects import mend
+from dcpbench.cell.known_defects import repair
 from dcpbench.compare.leaves import compare
 from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import Compared
@@ -78,7 +78,7 @@ def test_everything_explained_gets_its_saved_value(optimizer: str, scheduler: st
     target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
     assert {"net1.weight", "train_state.losses"} <= wrong(checkpoint, target)
     lr = target.optimizer.param_groups[0]["lr"]
-    assert mend(cell, target, checkpoint) is None
+    assert repair(cell, target, checkpoint) is None
     assert wrong(checkpoint, target) == set()
     if optimizer == "adam_tensor_lr":
         assert target.optimizer.param_groups[0]["lr"] is lr, "which the defaults may share"
@@ -92,7 +92,7 @@ def test_unexplained_values_stay(tmp_path: Path) -> None:
     before = wrong(checkpoint, target)
     again = Mismatch("net2.bias", Problem.differs)
     cell.record("model_equal", Compared([again], {}, {}), checkpoint.place)
-    assert mend(cell, target, checkpoint) is None
+    assert repair(cell, target, checkpoint) is None
     assert wrong(checkpoint, target) == before - {"net1.weight"}
 
 
@@ -100,7 +100,7 @@ def test_mismatches_of_another_load_do_not_count(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))
     target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
     before = wrong(checkpoint, target)
-    assert mend(cell, target, replace(checkpoint, step=3)) is None
+    assert repair(cell, target, replace(checkpoint, step=3)) is None
     assert wrong(checkpoint, target) == before
 
 
@@ -114,7 +114,7 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
     assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= {one.name for one in found}
     explained = [replace(one, by="mine") for one in found]
     cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
-    assert mend(cell, target, checkpoint) is None
+    assert repair(cell, target, checkpoint) is None
     for name, parameter in named_parameters(target.model).items():
         entries = target.optimizer.state[parameter]
         assert entries["exp_avg"].shape == parameter.shape
@@ -134,7 +134,7 @@ def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
     assert {one.problem for one in found} == {Problem.dtype}
     explained = [replace(one, by="mine") for one in found]
     cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
-    assert mend(cell, target, checkpoint) is None
+    assert repair(cell, target, checkpoint) is None
     assert wrong(checkpoint, target) == set()
 
 
@@ -171,7 +171,7 @@ def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, t
     run.model.counter.value = loaded
     found = compare(checkpoint.state[StatePart.model], live_state(run)[StatePart.model])
     cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), checkpoint.place)
-    assert mend(cell, run, checkpoint) is None
+    assert repair(cell, run, checkpoint) is None
     assert wrong(checkpoint, run) == set()
     assert type(run.model.counter.value) is type(saved)
 
@@ -190,7 +190,7 @@ def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_p
     by = dict.fromkeys(names, "mine").get
     target, checkpoint = wrongly_loaded(cell, Reader(stored.get), by, large=True)
     before = wrong(checkpoint, target)
-    why = mend(cell, target, checkpoint)
+    why = repair(cell, target, checkpoint)
     assert wrong(checkpoint, target) == (before - names if is_right else before)
     assert (why is None) is is_right
     assert is_right or str(why).endswith("was not restored (mine), and its saved value cannot be set")
@@ -198,7 +198,7 @@ def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_p
 
 @pytest.mark.cell
 def test_resume_is_not_applied_where_nothing_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "mend", lambda *_: "net1.weight was not restored")
+    monkeypatch.setattr(checks, "repair", lambda *_: "net1.weight was not restored")
     ran = run_alone(**SMALL)
     for check in ("loss_resume_equal", "state_resume_equal"):
         assert ran.verdict.checks[check] is None

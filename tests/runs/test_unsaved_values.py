@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from conftest import Finished, run, selected
 from dcpbench.analysis.causes import causes_of
-from dcpbench.cell.checks import differing
+from dcpbench.cell.checks import differing_texts
 from dcpbench.report.page.data import why_null
 from dcpbench.runs.unsaved_values import UnsavedValues
 from support import forgotten
@@ -98,11 +98,11 @@ def test_plain_values_are_read_wherever_they_are(monkeypatch: pytest.MonkeyPatch
     texts = of_model(model)
     assert not any(part in name for name in texts for part in ("weights", ".weight", "training"))
     elsewhere = [block.noise.get_state() for _ in range(10)]  # so that the next state has another address
-    assert differing(texts, of_model(model), "resumed") == {}, elsewhere
+    assert differing_texts(texts, of_model(model), "resumed") == {}, elsewhere
     block.order.random()
     block.long += "y"
     torch.rand(1, generator=block.noise)
-    changed = [*differing(texts, of_model(model), "resumed")]
+    changed = [*differing_texts(texts, of_model(model), "resumed")]
     assert changed == ["model.0.order", "model.0.noise", "model.0.long"]
     assert {name.partition(".")[0] for name in values.texts}.isdisjoint(
         {"torch", "numpy", "dcpbench", "pytest"}
@@ -117,6 +117,6 @@ def of_model(model: nn.Module) -> dict[str, str]:
 
 def test_whole_numbers_are_named_first() -> None:
     before = {"loss": "0.5", "calls": "4", "same": "1", "made": "2"}
-    texts = differing(before, {"same": "1", "calls": "2", "new": "1"}, "then")
+    texts = differing_texts(before, {"same": "1", "calls": "2", "new": "1"}, "then")
     assert texts == {"calls": "4, then 2", "made": "2, then absent", "loss": "0.5, then absent"}
     assert [*texts] == ["calls", "made", "loss"]

@@ -324,7 +324,7 @@ def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
-    handover.leave(cell, ReferenceRun(), any_layout=True)
+    handover.write_reference(cell, ReferenceRun(), any_layout=True)
     assert (tmp_path / "handover.pt").exists() is (rank == 0)
 
 

@@ -44,7 +44,7 @@ def test_checkpoint_that_cannot_be_judged_hides_no_other(monkeypatch: pytest.Mon
     def mended(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
         return "it cannot be set" if checkpoint.step == 1 else None
 
-    monkeypatch.setattr(checks, "mend", mended)
+    monkeypatch.setattr(checks, "repair", mended)
     ran = run_alone(model="short", saves=2, train_steps=1, resume_steps=1)
     assert ran.verdict.checks["loss_resume_equal"] is True
     notes = (note for report in ran.reports for note in report.notes)

@@ -20,7 +20,7 @@ _OTHER_GROUP = 65534
 def train_and_save(cell: Cell) -> tuple[Cell, ReferenceRun]:
     """The first stage."""
     with mock.patch.object(checkpoint_files, "SHOWS_S", WAITS_S):
-        return uninterrupted.save(*uninterrupted.begin(cell))
+        return uninterrupted.save_reference(*uninterrupted.train_unsaved(cell))
 
 
 def late_hosts(hosts: Sequence[Namespace], rules: Mapping[Path, str], where: Path) -> list[Namespace]:

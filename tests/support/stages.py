@@ -19,10 +19,10 @@ def save_twice(cell: Cell, dies: bool) -> None:
     `dies`."""
     reference = steps.build_reference(cell)
     first, second = cell.config.steps_before_save, 2 * cell.config.steps_before_save
-    steps.advance(cell, reference, first)
+    steps.train_reference(cell, reference, first)
     saved = steps.finish(cell, steps.save(cell, reference.live_run))
-    steps.advance(cell, reference, second)
-    handover.leave(cell, replace(reference, checkpoints=[saved]), any_layout=True)
+    steps.train_reference(cell, reference, second)
+    handover.write_reference(cell, replace(reference, checkpoints=[saved]), any_layout=True)
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -35,11 +35,11 @@ def save_twice(cell: Cell, dies: bool) -> None:
 
 def load_first(cell: Cell, dies: bool) -> None:
     """State that was handed over is restored in processes without the first stage, and training continues."""
-    cell, story = handover.take(cell, any_layout=True)
-    (checkpoint,) = story.checkpoints
+    cell, reference = handover.read_reference(cell, any_layout=True)
+    (checkpoint,) = reference.checkpoints
     unfinished = cell.folder / f"step-{2 * cell.config.steps_before_save:04d}"
     assert unfinished.exists()
     assert not (unfinished / ".metadata").exists(), "the second save came to an end"
-    target = steps.build_target(cell, story)
+    target = steps.build_target(cell, reference)
     checks.load_and_verify(cell, target, checkpoint)
-    checks.resume(cell, target, checkpoint, story)
+    checks.resume(cell, target, checkpoint, reference)

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 import support.transformers
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.rank_report import Skip
-from dcpbench.runs.run import Use, noting_uses, use_suffixes
+from dcpbench.runs.run import GradientUse, noting_uses, use_suffixes
 from dcpbench.state.snapshot import named_as_saved, snapshot_model
 from dcpbench.workloads.parallelisms import ddp
 from dcpbench.workloads.workload import workload_of
@@ -96,8 +96,8 @@ def test_gradients_are_used_by_optimizers_and_by_clipping_of_any_part_of_them() 
 
 
 def test_uses_have_numbers_where_there_are_several() -> None:
-    assert use_suffixes([Use("the optimizer", {})]) == [""]
-    assert use_suffixes([Use(by, {}) for by in ("a", "b", "a")]) == [
+    assert use_suffixes([GradientUse("the optimizer", {})]) == [""]
+    assert use_suffixes([GradientUse(by, {}) for by in ("a", "b", "a")]) == [
         " before a, use 1",
         " before b",
         " before a, use 2",

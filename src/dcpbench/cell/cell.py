@@ -2,8 +2,8 @@
 
 A scenario is a function, or a list of stages, that every rank of the cell calls with its `Cell`:
 
-1. `uninterrupted.begin(cell)` trains the run that never saves, and judges its training by a twin.
-2. `uninterrupted.save(cell, record)` trains the reference run again and saves it, `saves` times;
+1. `uninterrupted.train_unsaved(cell)` trains the run that never saves, and judges its training by a twin.
+2. `uninterrupted.save_reference(cell, unsaved)` trains the reference run again and saves it, `saves` times;
    each save is compared with the live state, and its files are noted when it reports success.
 3. For each checkpoint, the newest first: `steps.build_target` builds a run from another seed;
    `checks.load_and_verify` loads and compares; `checks.resume` trains on and compares losses and state.
@@ -227,7 +227,7 @@ class Cell:
         if value is not None:
             self.report.measurements.append(Measurement(metric, value, self.world.rank, phase, save))
 
-    def measured(self, metric: str) -> int:
+    def times_measured(self, metric: str) -> int:
         """Return how often this rank has measured a metric, which is the number of the next save or load."""
         return [measurement.metric for measurement in self.report.measurements].count(metric)
 

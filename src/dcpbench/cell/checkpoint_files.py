@@ -36,13 +36,13 @@ def digests_of(cell: Cell, save: SaveInFlight, on_several_hosts: bool) -> Mappin
         if cell.world.rank == 0:
             digests = checkpointer.digests_with_late(checkpoint_id, digests, complete_at)
     if cell.world.size > 1 and checkpointer.has_files and checkpoint_id not in checkpointer.removed:
-        listing = its(checkpointer, checkpoint_id, listing)
+        listing = without_shared(checkpointer, checkpoint_id, listing)
         compared = compare_files(listing, checkpointer.listing(checkpoint_id))
         cell.record(CHECK, compared, save.checkpoint.place)
-    return its(checkpointer, checkpoint_id, digests)
+    return without_shared(checkpointer, checkpoint_id, digests)
 
 
-def follow_files(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
+def watch_files(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
     """Compare the files of a checkpoint with these digests at the end of the stage; collective. The newest
     one must have files; that an older one was removed is a fact."""
     checkpointer, checkpoint_id, where = cell.checkpointer, checkpoint.checkpoint_id, checkpoint.place
@@ -60,7 +60,7 @@ def follow_files(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str])
         cell.files[checkpoint_id] = known._replace(digests=None)
 
 
-def remaining(cell: Cell, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+def not_removed(cell: Cell, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoints that their trainer has not removed."""
     removed = {checkpoint_id for checkpoint_id, known in cell.files.items() if known.digests is None}
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in removed]
@@ -84,7 +84,7 @@ def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
     return f"the save of step {checkpoint.step} wrote no such file under its path"
 
 
-def its(checkpointer: Checkpointer, checkpoint_id: str, then: Mapping[str, str]) -> dict[str, str]:
+def without_shared(checkpointer: Checkpointer, checkpoint_id: str, then: Mapping[str, str]) -> dict[str, str]:
     """Return the files of then without those that a later save has written too."""
     if not isinstance(checkpointer, TrainerCheckpointer):
         return {**then}
@@ -102,7 +102,7 @@ def verify_files(cell: Cell) -> None:
         with cell.phase("verify", "files"):
             compared = NOTHING
             if cell.world.rank == 0:
-                then = its(known.checkpointer, checkpoint_id, known.digests)
+                then = without_shared(known.checkpointer, checkpoint_id, known.digests)
                 compared = compare_files(then, known.checkpointer.digests(checkpoint_id))
             cell.record(CHECK, compared, known.where)
 

@@ -14,10 +14,10 @@ from dcpbench.cell import contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.known_defects import (
-    mend,
     names_by_defect,
     needs_copy,
     record_restored,
+    repair,
 )
 from dcpbench.cell.steps import ReferenceRun, other_seed
 from dcpbench.cell.training import train_with_twin, unrestored_losses
@@ -51,16 +51,16 @@ Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
 
 
-def leave_out_unlike_values(unsaved: Mapping[str, str], record: ReferenceRun, until: int) -> None:
+def leave_out_unrepeated_values(unsaved: Mapping[str, str], reference: ReferenceRun, until: int) -> None:
     """Leave out values in no state dict that no step changes and two runs do not share, such as a time: they
     are no cause of a wrong resume."""
-    first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
-    for name in differing(last, unsaved, ""):
-        for values in record.unsaved_values.values() if first.get(name) == last[name] else ():
+    first, last = reference.unsaved_values.get(0, {}), reference.unsaved_values.get(until, {})
+    for name in differing_texts(last, unsaved, ""):
+        for values in reference.unsaved_values.values() if first.get(name) == last[name] else ():
             values.pop(name, None)
 
 
-def differing(expected: Mapping[str, str], actual: Mapping[str, str], how: str) -> dict[str, str]:
+def differing_texts(expected: Mapping[str, str], actual: Mapping[str, str], how: str) -> dict[str, str]:
     """Return both texts of each value that differs, `how` before the actual one. Whole numbers come first: a
     fraction can differ because losses do."""
     names = sorted(expected, key=lambda name: not expected[name].isdigit())
@@ -115,11 +115,11 @@ def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int
     return controls
 
 
-def load_beside(cell: Cell, story: ReferenceRun, checkpoint: Checkpoint) -> None:
+def load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> None:
     """Check that a load changes no tensor of the run that was saved, which only its process shows. It is not
     one of the loads whose time is measured."""
     measured = len(cell.report.measurements)
-    target = steps.build_target(cell, story)
+    target = steps.build_target(cell, reference)
 
     def tensors(state: State) -> Leaves:
         return state[StatePart.model] | state[StatePart.optimizer]
@@ -129,7 +129,7 @@ def load_beside(cell: Cell, story: ReferenceRun, checkpoint: Checkpoint) -> None
     steps.load(cell, target, checkpoint)
     with cell.phase("verify", "side_effects"):
         compared = compare_controlled(
-            before, tensors(live_state(story.live_run)), proven=cell.proven("side_effect_free")
+            before, tensors(live_state(reference.live_run)), proven=cell.proven("side_effect_free")
         )
         where = Place("loaded", checkpoint.step)
         cell.record("side_effect_free", compared, where, side_effects.LOAD)
@@ -168,7 +168,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
         for spec in CHECKS.values():
             if spec.probe:
                 spec.probe(cell, target, checkpoint)
-    if cell.measured("load_s") == 1 and not cell.checkpointer.unreadable:
+    if cell.times_measured("load_s") == 1 and not cell.checkpointer.unreadable:
         verify_absent_key(cell, checkpoint)
 
 
@@ -198,7 +198,7 @@ def verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
 
-def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: ReferenceRun) -> None:
+def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, reference: ReferenceRun) -> None:
     """Save a resumed run and load that checkpoint into the same run, made different; a trainer trains on.
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
@@ -215,22 +215,22 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: 
         checkpointer.save(target.state(), name).wait()  # the load waits for all ranks
     load_and_verify(cell, target, again)
     end = cell.window.end_of(step)
-    if cell.config.own_trainer and step < end and end in record.states:
-        resume(cell, target, again, record)
+    if cell.config.own_trainer and step < end and end in reference.states:
+        resume(cell, target, again, reference)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor
         if cell.world.rank == 0:
             checkpointer.remove(name)
 
 
-def verify_saved_early(cell: Cell, target: Run, checkpoint: Checkpoint, record: ReferenceRun) -> None:
+def verify_saved_early(cell: Cell, target: Run, checkpoint: Checkpoint, reference: ReferenceRun) -> None:
     """Save a trainer again one step after a load, since jobs are often stopped soon after a resume."""
     if checkpoint.step + 1 < cell.window.end_of(checkpoint.step):
         perturb_target(cell, target, checkpoint)
         steps.load(cell, target, checkpoint)
         with suppress(TrainingEndedError):
             steps.train(cell, target, checkpoint.step + 1)
-            verify_saved_again(cell, target, checkpoint, record)
+            verify_saved_again(cell, target, checkpoint, reference)
 
 
 def verify_values(
@@ -250,7 +250,7 @@ def resume(
     cell: Cell,
     target: Run,
     checkpoint: Checkpoint,
-    record: ReferenceRun,
+    reference: ReferenceRun,
     until: int | None = None,
 ) -> None:
     """Train a restored run on, and compare its losses and its state with the reference run's; where it cannot
@@ -259,40 +259,40 @@ def resume(
     Args:
         until: the last step; by default `resume_steps` after the checkpoint.
     """
-    exactly, last = record.exactly, until or cell.window.end_of(checkpoint.step)
+    exactly, last = reference.exactly, until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = checkpoint.at("resumed")
     of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
     with cell.phase("verify", "known_defects"):
-        why = mend(cell, target, checkpoint)
+        why = repair(cell, target, checkpoint)
     if why:
         cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
     ended = False
     generators = dict(target.random.states)
     if cell.config.own_trainer:
-        resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
+        resumed, ended = _resume_trainer(cell, target, checkpoint, reference, last)
     elif exactly or not isinstance(target, OwnRun) or target.exclusions.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
-        resumed, _ = train_with_twin(cell, target, record, last, where, other_seed(cell, 0))
-    if why := record.exclusions.why_not_resumed:
+        resumed, _ = train_with_twin(cell, target, reference, last, where, other_seed(cell, 0))
+    if why := reference.exclusions.why_not_resumed:
         cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
     with cell.phase("verify", "resumed"):
-        dtypes = compute_dtypes_of(target).union(record.exclusions.compute_dtypes)
+        dtypes = compute_dtypes_of(target).union(reference.exclusions.compute_dtypes)
         close = None if exactly else (cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
-        if exactly or not _layout_matters(cell, target, record.exclusions, where):
-            losses = record.losses[taken.start - 1 : last]
-            had_gradient, others = target.had_gradient[-len(taken) :], unrestored_losses(cell, record)
+        if exactly or not _layout_matters(cell, target, reference.exclusions, where):
+            losses = reference.losses[taken.start - 1 : last]
+            had_gradient, others = target.had_gradient[-len(taken) :], unrestored_losses(cell, reference)
             others = others * (1 + last // max(1, len(others)))  # those of a trainer may be fewer
             compared[of_losses] = compare_resumed(losses, resumed, taken.start, close, had_gradient, others)
         flags = StatePart.flags
         left = names_by_defect(cell, flags)  # no step changes the flags that a load has left
         actual, expected = (
             {**state, flags: {name: leaf for name, leaf in state[flags].items() if text_of(name) not in left}}
-            for state in (live_state(target), comparable(record.states[last], target.exclusions))
+            for state in (live_state(target), comparable(reference.states[last], target.exclusions))
         )
         if cell.config.own_trainer and until:  # it trains on
             del actual[StatePart.extra]
@@ -311,14 +311,14 @@ def resume(
                 check, comparison, checkpoint.at("resumed", ", resumed") if of == flags else where, RESUMED
             )
     cell.report.resumed[checkpoint.step] = resumed
-    values = record.unsaved_values.get(last, {})
-    _note_values(cell, differing(values, target.unsaved_values().texts, "resumed"))
+    values = reference.unsaved_values.get(last, {})
+    _note_values(cell, differing_texts(values, target.unsaved_values().texts, "resumed"))
     if cell.config.own_trainer:
-        _report_generators(cell, generators, record, checkpoint.step, last, compared[of_losses])
+        _report_generators(cell, generators, reference, checkpoint.step, last, compared[of_losses])
 
 
 def _resume_trainer(
-    cell: Cell, target: Run, checkpoint: Checkpoint, record: ReferenceRun, last: int
+    cell: Cell, target: Run, checkpoint: Checkpoint, reference: ReferenceRun, last: int
 ) -> tuple[list[float], bool]:
     """Train a restored trainer on, and compare the attributes that its first step has made with the reference
     run's. Return its losses, and whether it ended before step `last`."""
@@ -326,9 +326,9 @@ def _resume_trainer(
         first = steps.train(cell, target, checkpoint.step + 1)
         with cell.phase("verify", "resumed"):
             made = target.added_attributes()
-            stepped = record.after_first_step.get(checkpoint.step + 1, {})
+            attributes = reference.after_first_step.get(checkpoint.step + 1, {})
             expected = {
-                name: leaf for name, leaf in stepped.items() if name not in made or made[name] is not None
+                name: leaf for name, leaf in attributes.items() if name not in made or made[name] is not None
             }
             compared = compare_controlled(expected, {name: made[name] for name in expected if name in made})
             if cell.world.any_rank(expected):
@@ -343,14 +343,14 @@ def _resume_trainer(
 def _report_generators(
     cell: Cell,
     restored: Mapping[str, torch.Tensor],
-    record: ReferenceRun,
+    reference: ReferenceRun,
     step: int,
     last: int,
     losses: Compared,
 ) -> None:
     """Report the default generators that a trainer draws from and does not restore. Losses and state show
     whether a step depends on them."""
-    saved, later = record.generators[step], record.generators[last]
+    saved, later = reference.generators[step], reference.generators[last]
     names = [
         name
         for name, state in saved.items()

@@ -11,7 +11,7 @@ import torch
 from dcpbench.cell import checkpoint_files, checks
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.checkpoint_files import its
+from dcpbench.cell.checkpoint_files import without_shared
 from dcpbench.cell.known_defects import record_restored
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.compare.across_layouts import compare_ranks
@@ -26,13 +26,13 @@ from dcpbench.state.snapshot import PLAIN
 _ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 
 
-def leave(cell: Cell, story: ReferenceRun, any_layout: bool = False) -> None:
-    """Leave a story to a new process of each rank or, as digests of full tensors, to ranks of `any_layout`;
-    collective."""
-    checkpoints = story.checkpoints
-    if cell.config.restarts and story.run:
-        for checkpoint in checkpoint_files.remaining(cell, checkpoints)[-1:]:
-            checks.load_beside(cell, story, checkpoint)
+def write_reference(cell: Cell, reference: ReferenceRun, any_layout: bool = False) -> None:
+    """Write the reference run for a new process of each rank or, as digests of full tensors, for ranks of
+    `any_layout`; collective."""
+    checkpoints = reference.checkpoints
+    if cell.config.restarts and reference.run:
+        for checkpoint in checkpoint_files.not_removed(cell, checkpoints)[-1:]:
+            checks.load_beside(cell, reference, checkpoint)
     with cell.phase("verify", "handover"):
         if any_layout:
             of_any = partial(replace, by_content=True, named={})
@@ -40,10 +40,10 @@ def leave(cell: Cell, story: ReferenceRun, any_layout: bool = False) -> None:
                 of_any(checkpoint, state=_in_full(cell, checkpoint.state, checkpoint))
                 for checkpoint in checkpoints
             ]
-            states = {step: _in_full(cell, state) for step, state in story.states.items()}
-            story = replace(story, checkpoints=plain, states=states)
+            states = {step: _in_full(cell, state) for step, state in reference.states.items()}
+            reference = replace(reference, checkpoints=plain, states=states)
         else:
-            story = replace(story, window=cell.trainer_steps)
+            reference = replace(reference, window=cell.trainer_steps)
         if cell.config.verify is Verify.deep and cell.world.rank == 0:
             for checkpoint in checkpoints:
                 cell.checkpointer.drop_cached(checkpoint.checkpoint_id)
@@ -51,16 +51,19 @@ def leave(cell: Cell, story: ReferenceRun, any_layout: bool = False) -> None:
         (checkpoint.checkpoint_id, cell.files.get(checkpoint.checkpoint_id)) for checkpoint in checkpoints
     )
     files = {
-        checkpoint_id: (files.where, files.digests and its(files.checkpointer, checkpoint_id, files.digests))
+        checkpoint_id: (
+            files.where,
+            files.digests and without_shared(files.checkpointer, checkpoint_id, files.digests),
+        )
         for checkpoint_id, files in known
         if files
     }
     if not any_layout or cell.world.rank == 0:
-        torch.save(replace(story, run=None, files=files), cell.folder / _name(cell, any_layout))
+        torch.save(replace(reference, run=None, files=files), cell.folder / _name(cell, any_layout))
 
 
-def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, ReferenceRun]:
-    """Take the story that the stage before has left, and let the end of this stage compare the files of its
+def read_reference(cell: Cell, any_layout: bool = False) -> tuple[Cell, ReferenceRun]:
+    """Read the reference run of the stage before, and let the end of this stage compare the files of its
     checkpoints with those of when they were complete. Return it with the cell, which gets its steps and, in
     `any_layout` of a scenario that converts, the layout of loads. The file may contain any class, such as
     arrays, if the workload is a user's, or for the same rank of another process."""
@@ -72,17 +75,22 @@ def take(cell: Cell, any_layout: bool = False) -> tuple[Cell, ReferenceRun]:
     any_class = config.workload.target is not None or config.restarts
     safe: list[Any] = [ReferenceRun, Checkpoint, Place, Exclusions, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
-        story: ReferenceRun = torch.load(cell.folder / _name(cell, any_layout), weights_only=not any_class)
-    cell = replace(cell, trainer_steps=story.window)
-    for checkpoint_id, known in story.files.items():
+        reference: ReferenceRun = torch.load(
+            cell.folder / _name(cell, any_layout), weights_only=not any_class
+        )
+    cell = replace(cell, trainer_steps=reference.window)
+    for checkpoint_id, known in reference.files.items():
         cell.files[checkpoint_id] = KnownFiles(*known, cell.checkpointer)
         cell.checkpointer.note_removed(checkpoint_id, known[1] or ())
-    story.exactly = same_layout and story.torch_version == torch.__version__
+    reference.exactly = same_layout and reference.torch_version == torch.__version__
     if not same_layout:  # a resume under this layout draws other random numbers
-        story.exclusions = replace(story.exclusions, generators=frozenset())
-        for state in (*story.states.values(), *(checkpoint.state for checkpoint in story.checkpoints)):
+        reference.exclusions = replace(reference.exclusions, generators=frozenset())
+        for state in (
+            *reference.states.values(),
+            *(checkpoint.state for checkpoint in reference.checkpoints),
+        ):
             state.pop(StatePart.random, None)
-    return cell, story
+    return cell, reference
 
 
 def _name(cell: Cell, any_layout: bool) -> str:

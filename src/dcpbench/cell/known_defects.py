@@ -80,17 +80,17 @@ def needs_copy(cell: Cell) -> bool:
     return any(defect.from_before and defect.applies(cell.config) for defect in _defects().values())
 
 
-def differs(comparisons: Mapping[Any, Comparison]) -> bool:
+def has_mismatch(comparisons: Mapping[Any, Comparison]) -> bool:
     """Return whether this rank has a mismatch."""
     return any(comparison.compared.found for comparison in comparisons.values())
 
 
-def differ_anywhere(cell: Cell, moment: Moment, comparisons: Mapping[Any, Comparison]) -> bool:
+def any_rank_differs(cell: Cell, moment: Moment, comparisons: Mapping[Any, Comparison]) -> bool:
     """Return whether a rank has a mismatch, if a defect can affect the cell at a moment; then collective."""
-    return bool(defects_at(cell, moment)) and cell.world.any_rank(differs(comparisons))
+    return bool(defects_at(cell, moment)) and cell.world.any_rank(has_mismatch(comparisons))
 
 
-def explained(
+def attribute(
     cell: Cell,
     moment: Moment,
     comparisons: Mapping[Part, Comparison],
@@ -102,10 +102,10 @@ def explained(
     Args:
         comparisons: by part of the state or by check.
         reference: what defects get at this moment.
-        anywhere: whether they `differ_anywhere`, if that is known.
+        anywhere: whether they `any_rank_differs`, if that is known.
     """
     comparisons = dict(comparisons)
-    if differ_anywhere(cell, moment, comparisons) if anywhere is None else anywhere:
+    if any_rank_differs(cell, moment, comparisons) if anywhere is None else anywhere:
         for by, defect in defects_at(cell, moment).items():
             for state in defect.expected(cell, moment, reference):
                 for part in state.keys() & comparisons.keys():
@@ -114,16 +114,16 @@ def explained(
     return {part: comparison.compared for part, comparison in comparisons.items()}
 
 
-def explained_in_checkpoint(
+def attribute_in_checkpoint(
     cell: Cell,
     moment: Moment,
     checkpoint: Checkpoint,
     comparisons: Mapping[StatePart, Comparison],
     anywhere: bool | None = None,
 ) -> dict[StatePart, Compared]:
-    """Name the defects in mismatches with what a checkpoint has, as `explained` does."""
+    """Name the defects in mismatches with what a checkpoint has, as `attribute` does."""
     before = cell.unrestored.get(checkpoint.checkpoint_id, {})
-    return explained(cell, moment, comparisons, LoadReference(checkpoint, comparisons, before), anywhere)
+    return attribute(cell, moment, comparisons, LoadReference(checkpoint, comparisons, before), anywhere)
 
 
 def record_restored(
@@ -131,14 +131,14 @@ def record_restored(
 ) -> None:
     """Record comparisons of what was loaded or read with what a checkpoint has, with the defects that cause
     mismatches."""
-    anywhere = differ_anywhere(cell, "restored", comparisons)
+    anywhere = any_rank_differs(cell, "restored", comparisons)
     (cell.unexplained.discard if anywhere else cell.unexplained.add)(checkpoint.place)
-    by_part = explained_in_checkpoint(cell, "restored", checkpoint, comparisons, anywhere)
+    by_part = attribute_in_checkpoint(cell, "restored", checkpoint, comparisons, anywhere)
     for part, compared in by_part.items():
         cell.record(CHECK_OF[part], compared, where)
 
 
-def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseException) -> None:
+def attribute_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseException) -> None:
     """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
     every rank, so a defect of which it raises the text can be collective."""
     wrapped = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
@@ -164,7 +164,7 @@ def names_by_defect(cell: Cell, part: StatePart, checkpoint: Checkpoint | None =
     }
 
 
-def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
+def repair(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
     Return why that is not possible, if it is not; collective."""
     if checkpoint.place in cell.unexplained:

@@ -79,7 +79,7 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
 def nothing_left_open(cell: Cell, where: Place) -> Iterator[None]:
     """Context manager around a load, which leaves nothing open. What a trainer's load opens may stay open as
     long as the trainer exists, such as a map of a file: that is a fact, and only what adds up is a leak."""
-    still_open = open_before(cell, again=cell.measured("load_s") > 0)
+    still_open = open_before(cell, again=cell.times_measured("load_s") > 0)
     yield
     if not cell.config.own_trainer:
         cell.record("side_effect_free", still_open(), where, LEFT_OPEN)

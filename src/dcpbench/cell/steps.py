@@ -16,7 +16,7 @@ from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.checkpoint import Checkpoint, SaveInFlight
 from dcpbench.cell.checkpoint_files import wait_until_seen
-from dcpbench.cell.known_defects import differs, explain_raised, explained_in_checkpoint
+from dcpbench.cell.known_defects import attribute_in_checkpoint, attribute_raised, has_mismatch
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.stored import compare_stored
 from dcpbench.core.mismatch import Place
@@ -57,7 +57,7 @@ class ReferenceRun:
         exactly: whether resumes repeat it bit for bit. Another layout sums in another order.
         window: the steps of a trainer.
         files: by checkpoint id, its place and the digests of its files, as in `Cell.files`.
-        ends: steps at which resumed runs end in addition to those of the plan.
+        extra_ends: steps at which resumed runs end in addition to those of the plan.
         run: the live run.
     """
 
@@ -73,7 +73,7 @@ class ReferenceRun:
     exactly: bool = True
     window: Window | None = None
     files: Mapping[str, tuple[Place, Mapping[str, str] | None]] = field(default_factory=dict)
-    ends: tuple[int, ...] = ()
+    extra_ends: tuple[int, ...] = ()
     run: Run | None = None
 
     @property
@@ -88,7 +88,7 @@ def other_seed(cell: Cell, number: int) -> int:
     return cell.config.seed + 1000 * (number + 1)
 
 
-def parallel_run(cell: Cell, seed: int, exclusions: Exclusions = NO_EXCLUSIONS) -> Run:
+def build_cell_run(cell: Cell, seed: int, exclusions: Exclusions = NO_EXCLUSIONS) -> Run:
     """Build a run under the parallelism of the cell, or the user's trainer. Without `scheduler` a load
     creates that; `exclusions` are those that an earlier run has shown."""
     run = build_run.build_configured(cell.config, cell.world, seed, exclusions)
@@ -100,7 +100,7 @@ def parallel_run(cell: Cell, seed: int, exclusions: Exclusions = NO_EXCLUSIONS) 
 def build_reference(cell: Cell, unsaved: ReferenceRun | None = None) -> ReferenceRun:
     """Build the reference run; `unsaved` is the record of the run that never saves, if there is one."""
     with cell.phase("build"):
-        run = parallel_run(
+        run = build_cell_run(
             cell, cell.config.seed, exclusions=unsaved.exclusions if unsaved else NO_EXCLUSIONS
         )
         reference = ReferenceRun(run=run, losses=run.train_state.losses, exclusions=run.exclusions)
@@ -111,18 +111,18 @@ def build_reference(cell: Cell, unsaved: ReferenceRun | None = None) -> Referenc
         return reference
 
 
-def build_target(cell: Cell, record: ReferenceRun, number: int = 0, step: int = 0) -> Run:
+def build_target(cell: Cell, reference: ReferenceRun, number: int = 0, step: int = 0) -> Run:
     """Build a load target from another seed. Unless the cell wants an empty optimizer, that gets the state
     which DCP gives a fresh one.
 
     Args:
-        record: of the reference run, which has shown what is its state.
+        reference: the reference run, which has shown what is its state.
         number: of the target; each has its own seed.
         step: after which the checkpoint was saved that it is for.
     """
     cell.report.during = Place("before the load")
     with cell.phase("build"):
-        target = parallel_run(cell, other_seed(cell, number), record.exclusions)
+        target = build_cell_run(cell, other_seed(cell, number), reference.exclusions)
         if isinstance(target, OwnRun):  # a trainer prepares its own load
             target.component.prepare(target.model, step)
             if cell.config.load_into.filled:
@@ -136,10 +136,10 @@ def train(cell: Cell, run: Run, until: int) -> list[float]:
         return run.train(cell.batches, until)
 
 
-def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
+def train_reference(cell: Cell, reference: ReferenceRun, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     run, saves = reference.live_run, cell.window.saves
-    ends = {*cell.window.ends, *reference.ends}
+    ends = {*cell.window.ends, *reference.extra_ends}
     first_steps = {step + 1 for step in (*saves, *ends)} if cell.config.own_trainer else set[int]()
     for step in sorted({*ends, *first_steps, until}):
         if not run.train_state.step <= step <= until:
@@ -178,7 +178,7 @@ def train_and_save(
     saves: list[SaveInFlight] = []
     slots = itertools.cycle((1, 2) if overlap else (0,))
     for slot, step in zip(slots, at or cell.window.saves, strict=False):
-        advance(cell, reference, until=step)
+        train_reference(cell, reference, until=step)
         if saves and not overlap and not at_the_end:
             finish(cell, saves[-1])
         saves.append(save_one(slot=slot, retained=reference.states.get(step)))
@@ -186,7 +186,7 @@ def train_and_save(
             contract.verify_refused_beside(cell)
         elif overlap:
             finish(cell, saves[-2])
-    advance(cell, reference, until=cell.window.last)
+    train_reference(cell, reference, until=cell.window.last)
     if at_the_end:
         for in_flight in saves:
             in_flight.pending.wait()
@@ -195,14 +195,14 @@ def train_and_save(
     for in_flight in saves if at_the_end else saves[-1:]:
         finish(cell, in_flight)
     checkpoints = reference.checkpoints = [in_flight.checkpoint for in_flight in saves]
-    decide_state(cell, reference, checkpoints)
+    decide_compared_state(cell, reference, checkpoints)
     cell.ended.update(
         {checkpoint.checkpoint_id: reference.states[cell.window.last] for checkpoint in checkpoints}
     )
     return checkpoints
 
 
-def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
+def decide_compared_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
     """Decide what a load has to restore, after the last step of the reference run, and drop the state of
     generators that training does not draw from; collective."""
     run = reference.live_run
@@ -245,7 +245,7 @@ def save(
     where = Place("saved", step)
     with cell.phase("verify", "retained"):
         saved = retained or retained_state(run)
-    number = cell.measured("save_stall_s")
+    number = cell.times_measured("save_stall_s")
     # The buffers in shared memory that a save keeps for its run are open descriptors.
     keeps = cell.config.save.shares_memory and all(
         run_before is not run for run_before in cell.saved.values()
@@ -286,8 +286,8 @@ def finish(cell: Cell, in_flight: SaveInFlight) -> Checkpoint:
     with cell.phase("verify", "plain_read"):
         comparisons = _compare_files(cell, in_flight)
     with cell.phase("verify", "audit"):
-        anywhere = _audit(cell, in_flight, on_several_hosts, differs(comparisons))
-        compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons, anywhere).values()
+        anywhere = _audit(cell, in_flight, on_several_hosts, has_mismatch(comparisons))
+        compared = attribute_in_checkpoint(cell, "stored", checkpoint, comparisons, anywhere).values()
         if comparisons:
             sides = "saved {}", "{} in the files"
             cell.record("files_equal", sum(compared, NOTHING), checkpoint.place, sides)
@@ -306,7 +306,7 @@ def _audit(cell: Cell, in_flight: SaveInFlight, on_several_hosts: bool, files_di
     where = Place("save_ended", checkpoint.step)
     cell.record("side_effect_free", in_flight.still_open(), where, side_effects.LEFT_OPEN)
     keys, (files, *_), synced, differing = zip(*cell.world.gathered(own_part), strict=True)
-    checkpoint_files.follow_files(cell, checkpoint, files)
+    checkpoint_files.watch_files(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
         text = f"{name} {checkpoint}: not there when save returned on this rank"
         cell.report.note("late_files", text)
@@ -390,7 +390,7 @@ def load(
             if install:
                 install()
         except (Exception, CheckpointException) as error:
-            explain_raised(cell, checkpoint, target, error)
+            attribute_raised(cell, checkpoint, target, error)
             if cell.config.own_trainer and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(
                     f"{error}; {checkpoint_files.report_missing(cell, checkpoint, error.filename)}"
@@ -401,4 +401,4 @@ def load(
         target.comes_after = where
         cell.world.synchronize()
         took_s = time.perf_counter() - began
-    cell.measure("load_s", took_s, cell.measured("load_s"), "load")
+    cell.measure("load_s", took_s, cell.times_measured("load_s"), "load")

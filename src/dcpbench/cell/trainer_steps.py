@@ -32,27 +32,27 @@ _EPOCHS_WITHIN = LONGEST // 2
 """The most steps in which the end of a trainer's first epoch is looked for."""
 
 
-def train(cell: Cell, record: ReferenceRun, exactly: bool) -> Cell:
+def train_and_choose(cell: Cell, unsaved: ReferenceRun, exactly: bool) -> Cell:
     """Train a trainer without saves, choose its steps, and note what training changes; return the cell with
     these steps."""
     config, gathered = cell.config, cell.world.gathered
-    run = training.build_without_saves(cell, record)
+    run = training.build_without_saves(cell, unsaved)
     assert isinstance(run, TrainerRun)
     first, newest = retained(run.attributes()), State()
     most, step_s = max(LONGEST, config.last_step), math.inf
     looks_until = 0 if config.train_steps else _EPOCHS_WITHIN
 
-    def chosen() -> Window:
+    def window_now() -> Window:
         return window_of_trainer(config, gathered(run.epochs.steps)[0], most, exactly)
 
-    while run.train_state.step < max(chosen().last, min(most, looks_until)):
+    while run.train_state.step < max(window_now().last, min(most, looks_until)):
         began = time.perf_counter()
         try:
             steps.train(cell, run, run.train_state.step + 1)
         except TrainingEndedError as ended:
             most = ended.step
             try:
-                chosen()
+                window_now()
             except ValueError as too_few:  # one of the first steps raised by a mistake
                 raise (ended.__cause__ or ended if most <= FEWEST_STEPS else too_few) from None
             break
@@ -63,14 +63,14 @@ def train(cell: Cell, record: ReferenceRun, exactly: bool) -> Cell:
             attributes = own_attributes(run.trainer)
             first |= {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in attributes}
         elif run.train_state.step == FEWEST_STEPS:
-            announce_length(cell, chosen(), looks_until, step_s)
-        if run.train_state.step == chosen().last:
-            record.states[run.train_state.step] = newest
-    window = chosen()
-    record.states = {window.last: record.states.get(window.last, newest)}
-    record.unsaved_values[window.last] = run.unsaved_values().texts
-    record.losses += run.train_state.losses[: window.last]
-    record.exclusions = replace(run.exclusions, changing=changed_by_training(first, newest[StatePart.extra]))
+            announce_length(cell, window_now(), looks_until, step_s)
+        if run.train_state.step == window_now().last:
+            unsaved.states[run.train_state.step] = newest
+    window = window_now()
+    unsaved.states = {window.last: unsaved.states.get(window.last, newest)}
+    unsaved.unsaved_values[window.last] = run.unsaved_values().texts
+    unsaved.losses += run.train_state.losses[: window.last]
+    unsaved.exclusions = replace(run.exclusions, changing=changed_by_training(first, newest[StatePart.extra]))
     cell.report.note("column", " ".join(map(str, window.saves)), name="save_steps")
     cell.report.note("column", str(window.resume_steps), name="resume_steps")
     training.verify_replicas(cell, run)
@@ -141,7 +141,7 @@ def _with_epoch(saves: list[int], epoch_ends: Sequence[int], most: int, count: i
     within = [end for end in epoch_ends if end in saves and end + 1 in saves]
     end = within[0] if within else length
     following = [step for step in saves if end < step < end + length]
-    chosen = [end, following[0] if following else end + min(3, max(1, length // 2))]
-    chosen = [step for step in chosen if step + FEWEST_STEPS <= most]
-    others = [step for step in reversed(saves) if step not in chosen]
-    return sorted([*chosen, *others][:count])
+    with_epoch = [end, following[0] if following else end + min(3, max(1, length // 2))]
+    with_epoch = [step for step in with_epoch if step + FEWEST_STEPS <= most]
+    others = [step for step in reversed(saves) if step not in with_epoch]
+    return sorted([*with_epoch, *others][:count])

@@ -8,7 +8,7 @@ from functools import partial
 
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.known_defects import defects_at, explained
+from dcpbench.cell.known_defects import attribute, defects_at
 from dcpbench.cell.steps import ReferenceRun, other_seed
 from dcpbench.core.mismatch import TWIN, Place
 from dcpbench.runs import build_run
@@ -19,37 +19,37 @@ from dcpbench.twin import lockstep
 from dcpbench.twin.lockstep import Lockstep
 
 
-def build_without_saves(cell: Cell, record: ReferenceRun) -> Run:
-    """Build a run that never saves; `record` says what it has to keep."""
+def build_without_saves(cell: Cell, reference: ReferenceRun) -> Run:
+    """Build a run that never saves; `reference` says what it has to keep."""
     cell.report.during = Place("without a save")
     with cell.phase("build"):
-        unsaved = steps.parallel_run(cell, cell.config.seed, exclusions=record.exclusions)
-        unsaved.comes_after = cell.report.during
-        if isinstance(unsaved, OwnRun):
-            cell.measure("twin_bytes", build_run.twin_bytes(cell.config, unsaved.model, unsaved.sizes))
-    if why := unsaved.exclusions.why_no_twin:
+        run = steps.build_cell_run(cell, cell.config.seed, exclusions=reference.exclusions)
+        run.comes_after = cell.report.during
+        if isinstance(run, OwnRun):
+            cell.measure("twin_bytes", build_run.twin_bytes(cell.config, run.model, run.sizes))
+    if why := run.exclusions.why_no_twin:
         checks = (check for check in lockstep.CHECKS if check != lockstep.REPLICAS)
         cell.leave_out(checks, why)
-    return unsaved
+    return run
 
 
 def train_without_saves(
-    cell: Cell, record: ReferenceRun, until: int, prepare: Callable[[Run], None] | None = None
+    cell: Cell, reference: ReferenceRun, until: int, prepare: Callable[[Run], None] | None = None
 ) -> Run:
     """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
     twin's."""
-    unsaved = build_without_saves(cell, record)
+    run = build_without_saves(cell, reference)
     if prepare:
         with cell.phase("build"):
-            prepare(unsaved)
-    if not isinstance(unsaved, OwnRun) or unsaved.exclusions.why_no_twin:
-        steps.train(cell, unsaved, until)
-        verify_replicas(cell, unsaved)
+            prepare(run)
+    if not isinstance(run, OwnRun) or run.exclusions.why_no_twin:
+        steps.train(cell, run, until)
+        verify_replicas(cell, run)
     else:
         where, seed = Place("uninterrupted"), cell.config.seed
-        losses = train_with_twin(cell, unsaved, record, until, where, seed, copies=prepare is not None)
+        losses = train_with_twin(cell, run, reference, until, where, seed, copies=prepare is not None)
         cell.report.losses["twin"] = losses[1]
-    return unsaved
+    return run
 
 
 def verify_replicas(cell: Cell, run: Run) -> None:
@@ -67,10 +67,10 @@ def verify_replicas(cell: Cell, run: Run) -> None:
 
 
 def train_with_twin(
-    cell: Cell, run: OwnRun, record: ReferenceRun, until: int, where: Place, seed: int, copies: bool = True
+    cell: Cell, run: OwnRun, reference: ReferenceRun, until: int, where: Place, seed: int, copies: bool = True
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
-    and return the losses of both. `record` gets why no resumed run can repeat them.
+    and return the losses of both. `reference` gets why no resumed run can repeat them.
 
     Args:
         seed: the twin is built from it.
@@ -82,7 +82,7 @@ def train_with_twin(
             copy_state(run, twin)
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
-        explain = partial(explained, cell, "twin") if defects_at(cell, "twin") else None
+        explain = partial(attribute, cell, "twin") if defects_at(cell, "twin") else None
         compared_steps = Lockstep(cell.config, cell.world, run, twin, explain)
     while run.train_state.step < until:
         with cell.training(run):
@@ -90,12 +90,12 @@ def train_with_twin(
         if compared_steps.follows:
             with cell.phase("verify", "training"):
                 compared_steps.follow(cell.batches, uses)
-    others = unrestored_losses(cell, record)
+    others = unrestored_losses(cell, reference)
     with cell.phase("verify", "training"):
         for check, compared in compared_steps.results(others).items():
             cell.record(check, compared, where, TWIN)
     if why := compared_steps.why_not_resumed:
-        record.exclusions = replace(record.exclusions, why_not_resumed=why)
+        reference.exclusions = replace(reference.exclusions, why_not_resumed=why)
     if "gradient_bound" in compared_steps.bounds:
         cell.measure("gradient_bound_used", compared_steps.bound_used)
     for column, bound in compared_steps.bounds.items():
@@ -105,13 +105,13 @@ def train_with_twin(
     return run.train_state.losses[before:], [*compared_steps.twin_losses.values()]
 
 
-def unrestored_losses(cell: Cell, record: ReferenceRun) -> list[float]:
+def unrestored_losses(cell: Cell, reference: ReferenceRun) -> list[float]:
     """Return the losses, from step 1 on, of a run from another seed on the same batches, which restores
     nothing; they are computed once. It trains only if no loss can be computed otherwise; a trainer as far as
     the first resume."""
-    if not record.unrestored:
+    if not reference.unrestored:
         run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
-        last = max(cell.window.last, len(record.losses))
+        last = max(cell.window.last, len(reference.losses))
         if cell.config.own_trainer:
             last = cell.window.end_of(cell.window.saves[0])
         with suppress(TrainingEndedError):  # its losses until then can show a difference
@@ -119,5 +119,5 @@ def unrestored_losses(cell: Cell, record: ReferenceRun) -> list[float]:
                 run.compute_losses(cell.batches, last)
             else:
                 run.train(cell.batches, last)
-        record.unrestored = run.train_state.losses
-    return record.unrestored
+        reference.unrestored = run.train_state.losses
+    return reference.unrestored

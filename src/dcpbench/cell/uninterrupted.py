@@ -43,17 +43,17 @@ class KeptRun:
     Args:
         digest: cells with this `Config.training_digest` share it.
         cell: the cell that trained it.
-        record: of the run.
+        unsaved: the run.
         report: the checks, losses, notes and metrics other than times of its training.
     """
 
     digest: str
     cell: str
-    record: ReferenceRun
+    unsaved: ReferenceRun
     report: RankReport
 
 
-def begin(
+def train_unsaved(
     cell: Cell, exactly: bool = False, prepare: Callable[[Run], None] | None = None
 ) -> tuple[Cell, ReferenceRun]:
     """Train the run that never saves, and one that is never restored. Return the cell with its steps, and the
@@ -64,43 +64,43 @@ def begin(
         prepare: puts a new run into the state in which it begins.
     """
     if cell.config.own_trainer:
-        record = ReferenceRun()
-        cell = trainer_steps.train(cell, record, exactly)
-        training.unrestored_losses(cell, record)
-        return cell, record
+        unsaved = ReferenceRun()
+        cell = trainer_steps.train_and_choose(cell, unsaved, exactly)
+        training.unrestored_losses(cell, unsaved)
+        return cell, unsaved
     digest = None if prepare else cell.config.training_digest
     if digest is None:
         return cell, _train(cell, prepare)
     kept = cell.world.kept
     if cell.world.any_rank(kept is None or kept.digest != digest):
         cell.world.kept = None
-        record = _train(cell)
-        cell.world.kept = _kept(cell, digest, record)
-        return cell, record
+        unsaved = _train(cell)
+        cell.world.kept = _kept(cell, digest, unsaved)
+        return cell, unsaved
     shared = copy.deepcopy(kept.report)  # later steps add to it
     cell.report.checks |= shared.checks
     cell.report.losses |= shared.losses
     cell.report.notes += shared.notes
     cell.report.measurements += shared.measurements
     cell.report.training_from = kept.cell
-    return cell, kept.record
+    return cell, kept.unsaved
 
 
 def _train(cell: Cell, prepare: Callable[[Run], None] | None = None) -> ReferenceRun:
     """Train the run that never saves, and one that is never restored; return the record of the first."""
-    record, last = ReferenceRun(), cell.window.last
-    run = training.train_without_saves(cell, record, last, prepare)
-    record.losses += run.train_state.losses
+    unsaved, last = ReferenceRun(), cell.window.last
+    run = training.train_without_saves(cell, unsaved, last, prepare)
+    unsaved.losses += run.train_state.losses
     with cell.phase("verify", "retained"):
-        record.states[last] = retained_state(run)
-        record.unsaved_values[last] = run.unsaved_values().texts
-    training.unrestored_losses(cell, record)
-    return record
+        unsaved.states[last] = retained_state(run)
+        unsaved.unsaved_values[last] = run.unsaved_values().texts
+    training.unrestored_losses(cell, unsaved)
+    return unsaved
 
 
-def _kept(cell: Cell, digest: str, record: ReferenceRun) -> KeptRun | None:
+def _kept(cell: Cell, digest: str, unsaved: ReferenceRun) -> KeptRun | None:
     """Return the run of a cell for later ones, None if this rank has found a mismatch in its training."""
-    report, state = cell.report, record.states[cell.window.last]
+    report, state = cell.report, unsaved.states[cell.window.last]
     verdict = {
         check: report.checks[check]
         for check, spec in CHECKS.items()
@@ -110,8 +110,8 @@ def _kept(cell: Cell, digest: str, record: ReferenceRun) -> KeptRun | None:
         return None
     measured = [measurement for measurement in report.measurements if measurement.metric in _MEASURED]
     training_report = RankReport(report.rank, verdict, measured, report.losses, notes=report.notes)
-    record = replace(record, states={cell.window.last: digested_above(_KEPT_BYTES, state)})
-    return KeptRun(digest, cell.name, record, copy.deepcopy(training_report))
+    unsaved = replace(unsaved, states={cell.window.last: digested_above(_KEPT_BYTES, state)})
+    return KeptRun(digest, cell.name, unsaved, copy.deepcopy(training_report))
 
 
 def _train_instead(cell: Cell, kept: KeptRun, reference: ReferenceRun) -> ReferenceRun:
@@ -127,26 +127,26 @@ def _train_instead(cell: Cell, kept: KeptRun, reference: ReferenceRun) -> Refere
         measurement for measurement in report.measurements if measurement not in kept.report.measurements
     ]
     report.training_from = None
-    record = _train(cell)
-    reference.unrestored = record.unrestored
-    reference.exclusions = replace(reference.exclusions, why_not_resumed=record.exclusions.why_not_resumed)
+    unsaved = _train(cell)
+    reference.unrestored = unsaved.unrestored
+    reference.exclusions = replace(reference.exclusions, why_not_resumed=unsaved.exclusions.why_not_resumed)
     with cell.phase("verify", "harmless"):
-        state, kept_state = record.states[last], kept.record.states[last]
+        state, kept_state = unsaved.states[last], kept.unsaved.states[last]
         if names := differing_names(kept_state, state):
             what = listed(sorted(map(text_of, names)))
             report.note("left_behind", f"the run that never saves of {kept.cell} has another {what}")
         if cell.world.any_rank(names):
             cell.world.kept = None
-    return record
+    return unsaved
 
 
-def train_and_save(cell: Cell, **saving: Any) -> ReferenceRun:
+def train_and_save_reference(cell: Cell, **saving: Any) -> ReferenceRun:
     """Train the run that never saves, then the reference run, and save this; return its record. `saving` is
     as in `steps.train_and_save`."""
-    return save(*begin(cell), **saving)[1]
+    return save_reference(*train_unsaved(cell), **saving)[1]
 
 
-def save(cell: Cell, unsaved: ReferenceRun, **saving: Any) -> tuple[Cell, ReferenceRun]:
+def save_reference(cell: Cell, unsaved: ReferenceRun, **saving: Any) -> tuple[Cell, ReferenceRun]:
     """Train the reference run and save it; it has to end in the state of the run that never saves."""
     reference = steps.build_reference(cell, unsaved)
     steps.train_and_save(cell, reference, **saving)
@@ -160,7 +160,7 @@ def compare_final_states(cell: Cell, unsaved: ReferenceRun, reference: Reference
     last = cell.window.last
     never, saved = dict(unsaved.states[last]), dict(reference.states[last])
     drop_unneeded_generators(never, reference.live_run)
-    checks.leave_out_unlike_values(unsaved.unsaved_values[last], reference, last)
+    checks.leave_out_unrepeated_values(unsaved.unsaved_values[last], reference, last)
     if (changing := reference.exclusions.changing) is not None:
         left_out = leave_out_attributes(never, saved, changing)
         reference.exclusions = replace(reference.exclusions, changing=changing - {*left_out})
@@ -177,7 +177,7 @@ def compare_final_states(cell: Cell, unsaved: ReferenceRun, reference: Reference
     with cell.phase("verify", "harmless"):
         proven, kept = cell.proven("side_effect_free"), cell.world.kept
         compared = [compare_controlled(never[part], saved[part], proven=proven) for part in never]
-        shared = kept is not None and unsaved is kept.record
+        shared = kept is not None and unsaved is kept.unsaved
         differs = shared and cell.world.any_rank(any(comparison.found for comparison in compared))
     if differs:
         compare_final_states(cell, _train_instead(cell, kept, reference), reference)

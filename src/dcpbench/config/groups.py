@@ -54,9 +54,9 @@ class StageConfig:
     """A stage of a cell: `target(cell, **options)`, called on every rank in new processes, whose
     `environment` is set before they start. Such stages exchange files only.
 
-    One that `continues` is `target(cell, story, **options)` with what the stage before has returned. It runs
-    in the processes of that one if it has the same `world`, unless what loads is a new process: then one that
-    is `restarted` runs under a second interpreter. One `of_each_save` runs as often as the cell saves.
+    One that `continues` is `target(cell, reference, **options)` with what the stage before has returned. It
+    runs in the processes of that one if it has the same `world`, unless what loads is a new process: then one
+    that is `restarted` runs under a second interpreter. One `of_each_save` runs as often as the cell saves.
     """
 
     target: str = MISSING

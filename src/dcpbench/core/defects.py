@@ -38,8 +38,8 @@ class Defect:
         expected: called as `expected(cell, moment, reference)` on every rank, after the comparison with the
             reference failed on any rank. Returns the states that the defect can produce, by check and then
             by name; none if it changes nothing. They have exactly the values of the mismatches that they
-            explain. The reference is a `LoadReference` of `dcpbench.cell.known_defects`, of the twin's gradients
-            `TwinGradients`, and at `raised` a `RaisedInLoad`; there it returns texts of exceptions.
+            explain. The reference is a `LoadReference` of `dcpbench.cell.known_defects`, of the twin's
+            gradients `TwinGradients`, and at `raised` a `RaisedInLoad`; there it returns texts of exceptions.
         from_before: whether it needs a copy of the run's state from before the load, which costs time.
     """
 

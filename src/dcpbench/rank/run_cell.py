@@ -68,13 +68,13 @@ def run_cell(
                 wait_until_seen(cell, folder, "of the stage before")
             passed: tuple[Any, ...] = (cell,)
             if first.continues:
-                passed = handover.take(cell, any_layout=first.world is not before[0].world)
+                passed = handover.read_reference(cell, any_layout=first.world is not before[0].world)
             for stage in stages:
                 returned = pkgutil.resolve_name(stage.target)(*passed, **config.scenario.options)
                 passed = returned if isinstance(returned, tuple) else (cell,)
             if after and after[0].continues:
-                cell, story = passed
-                handover.leave(cell, story, any_layout=after[0].world is not first.world)
+                cell, reference = passed
+                handover.write_reference(cell, reference, any_layout=after[0].world is not first.world)
             verify_files(cell)
     except Skip as reason:
         report.skip = str(reason)

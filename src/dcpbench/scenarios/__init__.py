@@ -1,1 +1,1 @@
-"""The scenarios, which cells run: each is a short story of phases."""
+"""The scenarios, which cells run: each is a list of stages."""

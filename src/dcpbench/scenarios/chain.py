@@ -10,7 +10,7 @@ from dcpbench.cell.steps import ReferenceRun
 from dcpbench.core.rank_report import Skip
 
 
-def begin(cell: Cell) -> tuple[Cell, ReferenceRun]:
+def begin_chain(cell: Cell) -> tuple[Cell, ReferenceRun]:
     """Train the run that never saves; return the cell with its steps, and the record of that run.
 
     Raises:
@@ -18,20 +18,20 @@ def begin(cell: Cell) -> tuple[Cell, ReferenceRun]:
     """
     if len(cell.config.save_steps) < 2:
         raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
-    return uninterrupted.begin(cell, exactly=True)
+    return uninterrupted.train_unsaved(cell, exactly=True)
 
 
-def save(cell: Cell, unsaved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
+def save_first(cell: Cell, unsaved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves
-    reference = replace(steps.build_reference(cell, unsaved), ends=tuple(plan[1:]))
+    reference = replace(steps.build_reference(cell, unsaved), extra_ends=tuple(plan[1:]))
     steps.train_and_save(cell, reference, at=plan[:1])
     uninterrupted.compare_final_states(cell, unsaved, reference)
     return cell, reference
 
 
-def follow(cell: Cell, saved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
+def resume_and_save(cell: Cell, saved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
     """Resume from the newest checkpoint; if the plan has a later save, save there, and train on. Each run
     ends in the states of the reference run."""
     number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]

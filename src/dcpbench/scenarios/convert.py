@@ -6,7 +6,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun
 
 
-def load_and_resume(cell: Cell, saved: ReferenceRun) -> None:
+def resume_converted(cell: Cell, saved: ReferenceRun) -> None:
     """Load under `load_parallel` on `load_world_size` ranks. The restored state has equal content; training
     is close, or exact if parallelism, ranks and torch are the same."""
     target = steps.build_target(cell, saved)

@@ -47,13 +47,13 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     if cell.config.workload.target:
         raise Skip("it puts a model of the group model into another one: workload.target has its own")
     before = cell.vary(folder="pre_training", saves=1, save_at=None, overlap_saves=False)
-    (saved,) = uninterrupted.train_and_save(before).checkpoints
+    (saved,) = uninterrupted.train_and_save_reference(before).checkpoints
     tuning = _tuning(cell, layers)
 
     def load_pretrained(run: Run) -> None:
         before.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
 
-    tuning, unsaved = uninterrupted.begin(tuning, prepare=load_pretrained)
+    tuning, unsaved = uninterrupted.train_unsaved(tuning, prepare=load_pretrained)
     reference = steps.build_reference(tuning, unsaved)
     verify_frozen = partial(_verify_frozen, tuning, replace(saved, by_content=True))
     unrestored = retained(_frozen(reference.live_run))

@@ -16,13 +16,13 @@ from dcpbench.core.rank_report import Compared
 def save_load(cell: Cell) -> None:
     """Run all stages, for scenarios that do more: a load restores the saved state bit for bit, and training
     continues with the losses of the reference run."""
-    load_and_resume(*uninterrupted.save(*uninterrupted.begin(cell)))
+    load_and_resume(*uninterrupted.save_reference(*uninterrupted.train_unsaved(cell)))
 
 
 def load_and_resume(cell: Cell, saved: ReferenceRun) -> None:
     """Load each checkpoint, the newest first, into a model that nothing was loaded into before; train on."""
     target = steps.build_target(cell, saved)
-    checkpoints = checkpoint_files.remaining(cell, saved.checkpoints)
+    checkpoints = checkpoint_files.not_removed(cell, saved.checkpoints)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)
         if number == 0 and not cell.config.own_trainer:  # a run that loads its own state does not change

@@ -178,7 +178,7 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
     def compared(found: list[Mismatch]) -> list[str | None]:
         leaves = {"w": 3.0, "v": 3.0}, {"w": 1.0, "v": 2.0}
         comparison = Comparison(*leaves, Compared(found, {}, {}))
-        done = known_defects.explained(cell, "restored", {StatePart.model: comparison}, None)
+        done = known_defects.attribute(cell, "restored", {StatePart.model: comparison}, None)
         return [finding.by for finding in done[StatePart.model].found]
 
     assert (compared([]), asked) == ([], [])

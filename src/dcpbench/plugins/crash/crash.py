@@ -64,18 +64,18 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     """Run the second stage: load the newest checkpoint that loads, train on, and save at the step of the
     killed save, if training reaches it."""
     killing = _killing(cell, kill, at)
-    cell, story = handover.take(_with_killed_save(cell), any_layout=True)
-    candidates = story.checkpoints
+    cell, reference = handover.read_reference(_with_killed_save(cell), any_layout=True)
+    candidates = reference.checkpoints
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
         cell.files.clear()  # the killed save may have changed them
-    target = steps.build_target(cell, story)
+    target = steps.build_target(cell, reference)
     newest = _load_newest(cell, target, candidates)
     if newest is None:
         return
     checks.load_and_verify(cell, target, newest, 1)
     last = candidates[-1].step if newest is candidates[0] else None
-    checks.resume(cell, target, newest, story, until=last)
+    checks.resume(cell, target, newest, reference, until=last)
     saved = steps.save(cell, target, Path(_place(cell, folder, target.train_state.step)).name)
     checks.load_and_verify(cell, target, steps.finish(cell, saved), 2)
 
@@ -102,10 +102,10 @@ def _train_and_save(cell: Cell, folder: str) -> Run:
     """Train and save as planned, and train on until the save to be killed. Hand over to the next stage the
     results of a run that is not killed."""
     plan = _with_killed_save(cell)
-    reference = replace(steps.build_reference(plan), ends=tuple(plan.config.save_steps))
-    steps.advance(plan, reference, until=plan.config.last_step)
+    reference = replace(steps.build_reference(plan), extra_ends=tuple(plan.config.save_steps))
+    steps.train_reference(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
-        run = steps.parallel_run(cell, cell.config.seed)
+        run = steps.build_cell_run(cell, cell.config.seed)
     *complete, last = plan.config.save_steps
     for step in complete:
         cell.files.clear()  # a save to the same folder may change them
@@ -114,8 +114,8 @@ def _train_and_save(cell: Cell, folder: str) -> Run:
     steps.train(cell, run, last)
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), state)
-    steps.decide_state(cell, reference, [saved, killed])
-    handover.leave(cell, replace(reference, checkpoints=[saved, killed]), any_layout=True)
+    steps.decide_compared_state(cell, reference, [saved, killed])
+    handover.write_reference(cell, replace(reference, checkpoints=[saved, killed]), any_layout=True)
     return run
 
 

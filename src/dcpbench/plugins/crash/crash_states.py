@@ -18,7 +18,7 @@ from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SaveInFlight
 from dcpbench.cell.checks import verify_values
-from dcpbench.cell.handover import leave, take
+from dcpbench.cell.handover import read_reference, write_reference
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.compare.across_layouts import compare_ranks
@@ -41,7 +41,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     for name in (_SAVED, _LOGS):
         (cell.folder / name).mkdir(exist_ok=True)
     reference = steps.build_reference(cell)
-    steps.advance(cell, reference, until=cell.config.steps_before_save)
+    steps.train_reference(cell, reference, until=cell.config.steps_before_save)
     old = steps.save(inside, reference.live_run, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
     inside.checkpointer.close()  # ends the uploading process too, so that the next one is recorded
@@ -51,7 +51,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
         cell.files.clear()  # the second save changes them
-    steps.advance(cell, reference, until=2 * cell.config.steps_before_save)
+    steps.train_reference(cell, reference, until=2 * cell.config.steps_before_save)
     cell.world.meet()
 
     measured = len(cell.report.measurements)
@@ -70,7 +70,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     second.close()
     # A recorded save takes longer.
     del cell.report.measurements[measured:]
-    leave(cell, ReferenceRun(left), any_layout=True)
+    write_reference(cell, ReferenceRun(left), any_layout=True)
 
 
 def _left(cell: Cell, save: SaveInFlight) -> Checkpoint:
@@ -93,8 +93,8 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     record = read_record(cell.folder / _BEFORE, cell.folder / _LOGS, ranks)
     _verify_record(cell, record, tree_of(cell.folder / _SAVED))
     names = ("checkpoint",) if same_folder else ("new", "old")
-    cell, story = take(cell, any_layout=True)
-    step, values = story.checkpoints[-1].step, _load_complete(cell, story)
+    cell, reference = read_reference(cell, any_layout=True)
+    step, values = reference.checkpoints[-1].step, _load_complete(cell, reference)
     judge = Judge(values[-1], values[0] if len(values) > 1 else None)
 
     def template() -> dict[str, Any]:
@@ -110,11 +110,11 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     _verify(cell, surveyed, controls, succeeded, step)
 
 
-def _load_complete(cell: Cell, story: ReferenceRun) -> list[Values]:
+def _load_complete(cell: Cell, reference: ReferenceRun) -> list[Values]:
     """Load the old and the new checkpoint and compare them with the live state when they were saved. Return
     the values of both; if the second save was refused, only those of the old one."""
     values = list[Values]()
-    for saved in story.checkpoints:
+    for saved in reference.checkpoints:
         loaded = _empty_values(cell.checkpointer, saved.checkpoint_id)
         with cell.phase("verify", "complete"):
             cell.checkpointer.load(loaded, saved.checkpoint_id)

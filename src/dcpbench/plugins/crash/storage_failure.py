@@ -28,9 +28,9 @@ def storage_failure(cell: Cell) -> None:
     sound = cell.vary(storage=sound_storage(storage))
     reference = steps.build_reference(cell)
     in_load = storage.options["of"] == "load"
-    steps.advance(cell, reference, until=train_steps)
+    steps.train_reference(cell, reference, until=train_steps)
     steps.finish(sound, steps.save(sound, reference.live_run, _OLDER))
-    steps.advance(cell, reference, until=2 * train_steps)
+    steps.train_reference(cell, reference, until=2 * train_steps)
 
     newer: list[tuple[Cell, SaveInFlight]] = []
 
@@ -48,7 +48,7 @@ def storage_failure(cell: Cell) -> None:
         _skip_unless_failed(cell)
     if cell.world.any_rank(cell.report.checks["checkpoint_whole"].count):
         return  # the result of its load is undefined
-    steps.decide_state(cell, reference, [saved])
+    steps.decide_compared_state(cell, reference, [saved])
     target = steps.build_target(cell, reference)
     if in_load:
         before = checks.perturb_target(cell, target, saved)

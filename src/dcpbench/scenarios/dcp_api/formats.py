@@ -27,7 +27,7 @@ from dcpbench.torch_private import SHARDED_TENSOR
 def formats(cell: Cell) -> None:
     """The converted file contains the saved state. The checkpoint that is converted back from it restores
     that, and training continues."""
-    reference = uninterrupted.train_and_save(cell)
+    reference = uninterrupted.train_and_save_reference(cell)
     saved = reference.checkpoints[-1]
     file, again = f"{saved.checkpoint_id}.pt", f"{saved.checkpoint_id}-again"
     with cell.phase("save", "converted"):

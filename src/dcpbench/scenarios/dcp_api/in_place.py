@@ -17,7 +17,7 @@ from dcpbench.state.snapshot import entries_of, local_part
 def in_place(cell: Cell) -> None:
     """The dictionaries are the same objects, their tensors have the same memory, and a run that is set from
     them has the saved values, including the learning rate."""
-    reference = uninterrupted.train_and_save(cell)
+    reference = uninterrupted.train_and_save_reference(cell)
     checkpoint = reference.checkpoints[-1]
 
     target = steps.build_target(cell, reference)

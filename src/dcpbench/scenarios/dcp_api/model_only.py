@@ -12,7 +12,7 @@ from dcpbench.runs.run import Run
 
 def model_only(cell: Cell) -> None:
     """The model is restored bit for bit, and its checkpoint contains nothing else."""
-    reference = uninterrupted.train_and_save(cell, state=_model, parts=[StatePart.model])
+    reference = uninterrupted.train_and_save_reference(cell, state=_model, parts=[StatePart.model])
     target = steps.build_target(cell, reference)
     for number, checkpoint in enumerate(reversed(reference.checkpoints)):
         before = checks.perturb_target(cell, target, checkpoint, number)

@@ -9,7 +9,7 @@ _NAME = "checkpoint"
 def save_first(cell: Cell) -> None:
     """First stage: save under `parallel` on `world_size` ranks."""
     reference = steps.build_reference(cell)
-    steps.advance(cell, reference, until=cell.config.steps_before_save)
+    steps.train_reference(cell, reference, until=cell.config.steps_before_save)
     steps.finish(cell, steps.save(cell, reference.live_run, _NAME))
     cell.files.clear()  # they are overwritten
 
@@ -25,14 +25,14 @@ def save_over_it(cell: Cell) -> None:
         saves=1,
         save_at=None,
     )
-    overwriting, unsaved = uninterrupted.begin(overwriting)
+    overwriting, unsaved = uninterrupted.train_unsaved(overwriting)
     reference = steps.build_reference(overwriting, unsaved)
-    steps.advance(overwriting, reference, until=config.steps_before_save)
+    steps.train_reference(overwriting, reference, until=config.steps_before_save)
     in_flight = steps.save(overwriting, reference.live_run, _NAME)
     in_flight.pending.wait()
     saved = in_flight.checkpoint
-    steps.advance(overwriting, reference, until=overwriting.config.last_step)
-    steps.decide_state(overwriting, reference, [saved])
+    steps.train_reference(overwriting, reference, until=overwriting.config.last_step)
+    steps.decide_compared_state(overwriting, reference, [saved])
     uninterrupted.compare_final_states(overwriting, unsaved, reference)
 
     target = steps.build_target(overwriting, reference)

@@ -25,7 +25,7 @@ from dcpbench.torch_private import LOAD_KEYS
 def partial_load(cell: Cell) -> None:
     """Requested keys are loaded and equal; others are neither loaded nor changed. Training continues from
     both parts."""
-    reference = uninterrupted.train_and_save(cell)
+    reference = uninterrupted.train_and_save_reference(cell)
     checkpoint = reference.checkpoints[-1]
 
     model, optimizer = StatePart.model, StatePart.optimizer

@@ -22,7 +22,7 @@ from dcpbench.workloads.world import new_group
 def overwrite(cell: Cell) -> None:
     """Save twice to the same path, and a third time while overwriting is forbidden: that save is refused, and
     a load restores the second one."""
-    cell, unsaved = uninterrupted.begin(cell.vary(saves=2, save_at=None))
+    cell, unsaved = uninterrupted.train_unsaved(cell.vary(saves=2, save_at=None))
     reference = steps.build_reference(cell, unsaved)
     storage = cell.config.storage
     overwriting, refusing = (
@@ -35,10 +35,10 @@ def overwrite(cell: Cell) -> None:
 
     for _ in range(2):
         until = reference.live_run.train_state.step + cell.config.steps_before_save
-        steps.advance(cell, reference, until)
+        steps.train_reference(cell, reference, until)
         second = save(overwriting, "checkpoint")
-    steps.advance(cell, reference, until=cell.config.last_step)
-    steps.decide_state(cell, reference, [second])
+    steps.train_reference(cell, reference, until=cell.config.last_step)
+    steps.decide_compared_state(cell, reference, [second])
     again, elsewhere = (partial(save, refusing, name) for name in ("checkpoint", "elsewhere"))
     # Without collectives ranks do not learn of their peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
@@ -53,9 +53,9 @@ def overwrite(cell: Cell) -> None:
 def no_cpu_backend(cell: Cell) -> None:
     """Save asynchronously in a process group without a CPU backend, which the upload thread would need. The
     save is refused and leaves nothing, and training continues."""
-    cell, unsaved = uninterrupted.begin(cell)
+    cell, unsaved = uninterrupted.train_unsaved(cell)
     reference = steps.build_reference(cell, unsaved)
-    steps.advance(cell, reference, until=cell.config.steps_before_save)
+    steps.train_reference(cell, reference, until=cell.config.steps_before_save)
     device_only = new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
@@ -78,7 +78,7 @@ def no_cpu_backend(cell: Cell) -> None:
     broken = _left_behind(accepted, ProcessState.now(cell.world.device))
     cell.record("contract_held", Compared.of(left, broken, ["files", "threads"]), "after the refusal")
     dist.destroy_process_group(device_only)
-    steps.advance(cell, reference, until=cell.config.last_step)
+    steps.train_reference(cell, reference, until=cell.config.last_step)
     uninterrupted.compare_final_states(cell, unsaved, reference)
 
 

@@ -45,7 +45,7 @@ def object_scenario(
         last = state.pop("optimizer")
         return {**order(state), "optimizer": last}
 
-    reference = uninterrupted.train_and_save(cell, state=saved_state, extra=retained(promised))
+    reference = uninterrupted.train_and_save_reference(cell, state=saved_state, extra=retained(promised))
     checkpoint = reference.checkpoints[-1]
     target = steps.build_target(cell, reference)
     controls = checks.perturb_target(cell, target, checkpoint)

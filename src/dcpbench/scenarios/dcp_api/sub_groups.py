@@ -23,7 +23,7 @@ _WHERE = "in the checkpoint of this rank's half"
 def sub_groups(cell: Cell) -> None:
     """Each half saves and loads its state at the same time as the other. Earlier checkpoints of the world can
     still be loaded, and the world can save again."""
-    reference = uninterrupted.train_and_save(cell)
+    reference = uninterrupted.train_and_save_reference(cell)
     checkpoints = reference.checkpoints
     number, half = _half(cell)
     _save_and_load(cell, number, half)
