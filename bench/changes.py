@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from dcpbench.analysis.change_points import changes
+from dcpbench.analysis.change_points import find_change_points
 
 Floats = npt.NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int, int], Floats]
@@ -97,7 +97,7 @@ def false_alarms(noise: Noise, series: int, sweeps: int, times: int) -> float:
 
 def alarmed(noise: Noise, random: np.random.Generator, series: int, sweeps: int) -> bool:
     """Whether a change was reported that is none."""
-    found = changes(np.exp(NOISE * noise(random, series, sweeps)))
+    found = find_change_points(np.exp(NOISE * noise(random, series, sweeps)))
     if noise is one_changed:
         return len(found[0]) > 1 or any(found[1:])
     return any(found)
@@ -109,7 +109,7 @@ def found_and_placed(series: int, sweeps: int, after: int, times: int) -> tuple[
     for _ in range(times):
         values = np.exp(0.03 * normal(random, series, sweeps))
         values[0, sweeps - after :] *= 1.1
-        changed = changes(values)[0]
+        changed = find_change_points(values)[0]
         found += bool(changed)
         placed += any(abs(change.at - (sweeps - after)) <= 1 for change in changed)
     return found / times, placed / times

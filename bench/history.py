@@ -31,7 +31,7 @@ import pandas as pd
 from dcpbench.analysis.cell_history import history
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.store import RESULTS_JSONL
-from dcpbench.report.document import rendered
+from dcpbench.report.document import render
 from dcpbench.report.history import contents, default_metrics, strip_length
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
@@ -137,7 +137,7 @@ def split(folder: Path) -> str:
     found = history(rows, default_metrics())
     times.append(time.perf_counter())
     for part in contents(found, [], False, strip_length(found, 120)):
-        rendered(part, io.StringIO())
+        render(part, io.StringIO())
     times.append(time.perf_counter())
     parts = zip(("reading", "analysing", "printing"), pairwise(times), strict=True)
     return ", ".join(f"{name} {end - start:.2f} s" for name, (start, end) in parts)

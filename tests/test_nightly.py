@@ -16,7 +16,7 @@ import yaml
 from conftest import environment
 from dcpbench.code.provenance import conf_folders
 from dcpbench.core.plugins import declared_values
-from dcpbench.sweep.folder import lock
+from dcpbench.sweep.folder import lock_folder
 from support.commands import program
 from support.pretended_engine import PRETENDED
 
@@ -184,7 +184,7 @@ def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
         file.symlink_to(elsewhere / file.name)
     stay = {path.name for path in nights.folder.iterdir()} - {oldest.name}
     nights.second_cell("dcpbench.scenarios.save_load", "save_load")
-    held = lock(running)
+    held = lock_folder(running)
     try:
         status, message = nights.run("2026-11-20", "experiment=tiny", PRETENDED, KEEP_NIGHTS="2")
     finally:

@@ -137,11 +137,11 @@ class Result:
     def __repr__(self) -> str:
         """Return the folder, and the line that counts the cells and their statuses."""
         try:
-            from dcpbench.analysis.frame import planned
+            from dcpbench.analysis.frame import without_retries
             from dcpbench.report.tables import headline
 
             left = sum(map(len, self._sweep.not_run().values()))
-            counts = headline(planned(self.rows), left)
+            counts = headline(without_retries(self.rows), left)
         except Exception as error:  # noqa: BLE001 - a debugger or an assertion can ask at any time
             counts = f"{type(error).__name__}: {error}"
         return f"Result({str(self.folder)!r}: {counts})"
@@ -156,9 +156,9 @@ class Result:
     @_without_frames
     def _report(self, written_as: str) -> str:
         from dcpbench.report.document import document_text
-        from dcpbench.report.show import content
+        from dcpbench.report.show import report_content
 
-        return document_text([content(self._sweep)], written_as, StringIO())
+        return document_text([report_content(self._sweep)], written_as, StringIO())
 
     def raise_if_failed(self) -> None:
         """Raise if the sweep is not ok.
@@ -169,21 +169,21 @@ class Result:
         """
         if self.ok:
             return
-        from dcpbench.analysis.frame import noun, ok, planned, records
-        from dcpbench.analysis.runs import names_of, why_failed
+        from dcpbench.analysis.frame import as_expected, plain_rows, row_noun, without_retries
+        from dcpbench.analysis.runs import row_names, why_failed
 
-        rows = planned(self.rows)
-        failed, skipped = rows[~ok(rows)], rows[rows["status"].eq("skip")]
+        rows = without_retries(self.rows)
+        failed, skipped = rows[~as_expected(rows)], rows[rows["status"].eq("skip")]
         if len(failed):
-            head = f"{len(failed)} of {counted(len(rows), noun(rows))} failed"
+            head = f"{len(failed)} of {counted(len(rows), row_noun(rows))} failed"
         elif len(skipped) and (len(skipped) == len(rows) or self.exit_status == WRONG_CONFIGURATION):
-            every = f"every {noun(rows)} was" if len(skipped) == len(rows) else f"{len(skipped)} were"
+            every = f"every {row_noun(rows)} was" if len(skipped) == len(rows) else f"{len(skipped)} were"
             head, failed = f"{every} skipped", skipped
         else:
             head = "the sweep is not complete"
         lines = []
-        for row in records(
-            failed[["status"]].assign(cell=names_of(rows)[failed.index], **why_failed(failed))
+        for row in plain_rows(
+            failed[["status"]].assign(cell=row_names(rows)[failed.index], **why_failed(failed))
         ):
             below = [*row["cause"].splitlines(), f"again: {row['again']}"]
             parts = [f"  {row['cell']}: {row['status']}: {row['reason']}", *(f"    {line}" for line in below)]

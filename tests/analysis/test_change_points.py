@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, changes
+from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, find_change_points
 
 
 def normal(random: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -40,7 +40,7 @@ def test_unchanged_histories_are_short(
     for _ in range(times):
         values = np.exp(0.1 * noise(random, (series, sweeps)))
         values[random.random(values.shape) < missing] = np.nan
-        alarms += any(changes(values))
+        alarms += any(find_change_points(values))
     assert alarms / times <= FALSE_ALARMS + 2 * np.sqrt(FALSE_ALARMS / times)
 
 
@@ -51,7 +51,7 @@ def test_steps_are_found_at_their_place(at: int) -> None:
     for _ in range(100):
         values = np.exp(0.03 * random.normal(size=(60, 30)))
         values[7, at:] *= 1.1
-        made = changes(values)
+        made = find_change_points(values)
         found += len(made[7]) == 1
         within += any(abs(change.at - at) <= 1 for change in made[7])
         elsewhere += any(made[:7] + made[8:])
@@ -67,7 +67,7 @@ def test_steps_are_found_beside_outliers() -> None:
     values[1, 290:] *= 1.2
     values[2, [50, 51, 150, 298, 299]] *= 10
     values[3, 150:] *= 1.03
-    made = changes(values)
+    made = find_change_points(values)
     assert [round(change.at, -1) for change in made[0]] == [100, 200]
     assert [round(change.ratio, 1) for change in made[0]] == [1.2, 0.8]
     assert [change.at for change in made[1]] == [290]
@@ -78,7 +78,7 @@ def test_steps_are_found_beside_outliers() -> None:
     "values", [np.empty((0, 30)), np.empty((3, 0)), np.ones((2, 30)), np.full((2, 9), np.nan)]
 )
 def test_series_without_changes_find_none(values: np.ndarray) -> None:
-    assert changes(values) == [[]] * len(values)
+    assert find_change_points(values) == [[]] * len(values)
 
 
 def test_values_below_zero_count_as_unmeasured() -> None:
@@ -86,6 +86,6 @@ def test_values_below_zero_count_as_unmeasured() -> None:
         0.01 * np.random.default_rng(9).normal(size=40)
     )
     values[0, [3, 25]] = 0
-    ((change,),) = changes(values)
+    ((change,),) = find_change_points(values)
     assert (change.at, round(change.ratio)) == (20, 2)
-    assert not any(changes(values[:, : 2 * LEAST_SIDE]))
+    assert not any(find_change_points(values[:, : 2 * LEAST_SIDE]))

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.analysis.cell_identity import add_cell_keys, identity_keys, names_of_cells
-from dcpbench.analysis.frame import dtypes, records, short_names
+from dcpbench.analysis.frame import dtypes, plain_rows, short_names
 from dcpbench.records.row import columns
 from dcpbench.records.store import ResultsError, read_lines, read_rows
 from dcpbench.report import read_sweeps
-from dcpbench.report.document import first_of, markdown, rendered
+from dcpbench.report.document import first_sentences, markdown, render
 from dcpbench.report.junit import junit
 from dcpbench.report.page import page
-from dcpbench.report.show import content
+from dcpbench.report.show import report_content
 from dcpbench.report.tables import summary
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.commands import main
@@ -32,7 +32,7 @@ def test_frame_is_tidy_and_typed(tmp_path: Path) -> None:
     )
     frame = read_sweeps(str(folder)).frame
     assert list(frame.columns) == ["sweep", *columns(), "config", "details"]
-    assert records(read_sweeps(folder).frame) == records(read_sweeps([folder]).frame)
+    assert plain_rows(read_sweeps(folder).frame) == plain_rows(read_sweeps([folder]).frame)
     assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {"sweep": "string", **dtypes()}
     assert [str(frame[name].dtype) for name in ("compile", "seed", "save_s", "reason")] == [
         "boolean",
@@ -42,8 +42,8 @@ def test_frame_is_tidy_and_typed(tmp_path: Path) -> None:
     ]
     assert frame.groupby("parallel")["save_s"].median()["ddp"] == 0.5
     assert pd.isna(frame["checkpoint_bytes"][1])
-    assert records(frame)[1]["model_equal"] is False
-    assert records(frame)[0]["model_equal"] is None
+    assert plain_rows(frame)[1]["model_equal"] is False
+    assert plain_rows(frame)[0]["model_equal"] is None
 
 
 def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_duplicate_cells_are_shown_twice(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "s", cell(), cell("fsdp"), cell())
     sweeps = read_sweeps([folder])
     assert "results.jsonl:3: repeats the run of line 1; both are shown" in sweeps.left_out[0]
-    assert [*content(sweeps).sections[0].table["runs"]] == ["2", "1"]
+    assert [*report_content(sweeps).sections[0].table["runs"]] == ["2", "1"]
 
 
 def test_damaged_lines_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +146,7 @@ def test_damaged_lines_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out.splitlines()
     assert len([sentence for sentence in said if "not JSON: " in sentence]) == 5
     assert "and 95 more damaged lines" in said
-    assert len(first_of(["?"] * 6)) == 6
+    assert len(first_sentences(["?"] * 6)) == 6
     assert main([str(folder), "--format", "csv"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2
@@ -227,7 +227,7 @@ def test_several_sweeps_are_one_frame(tmp_path: Path) -> None:
     sweeps = read_sweeps([tmp_path / "a", tmp_path / "b", tmp_path / "b" / "seeds"])
     assert len(sweeps.frame) == 6, "a sweep that is named twice is read once"
     assert list(short_names(sweeps.environments).values()) == ["a/matrix", "b/matrix", "seeds"]
-    assert list(content(sweeps).sections[0].table["sweep"])[::2] == ["a/matrix", "b/matrix", "seeds"]
+    assert list(report_content(sweeps).sections[0].table["sweep"])[::2] == ["a/matrix", "b/matrix", "seeds"]
     with pytest.raises(ResultsError):
         read_sweeps([tmp_path / "a", tmp_path / "c"])
 
@@ -246,8 +246,8 @@ def test_custom_workloads_appear_once_as_the_model(tmp_path: Path) -> None:
 def every_format(folder: Path) -> str:
     """Every kind of report; none may raise."""
     sweeps = read_sweeps([folder])
-    said = content(sweeps)
-    return rendered(said, io.StringIO()) + markdown(said) + junit(sweeps) + page(sweeps, "title")
+    said = report_content(sweeps)
+    return render(said, io.StringIO()) + markdown(said) + junit(sweeps) + page(sweeps, "title")
 
 
 CLEAN = line(cell="one"), line(cell="two", repeat=1, status="fail", reason="model_equal: net.0.weight")

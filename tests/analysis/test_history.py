@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import KINDS, CellHistory, History, folded, history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, History, group_by_display, history
 from dcpbench.analysis.frame import Sweeps, read_sweeps
 from dcpbench.records.row import Row
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
-from dcpbench.report.document import rendered
-from dcpbench.report.history import blocks, contents, default_metrics, strip_length
+from dcpbench.report.document import render
+from dcpbench.report.history import contents, default_metrics, sparkline, strip_length
 from report.sweeps import Terminal, cell, folder_with
 from support.commands import main
 
@@ -142,7 +142,7 @@ def test_earlier_changes_are_summarized(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["history", str(tmp_path), "--format", "table", "--last", "20"]) == 0
     assert "2 cells unchanged and ok" in capsys.readouterr().out
     many = [CellHistory("a", {}, (0, *[12] * 999), [])]
-    assert folded(many, 50)["earlier"] == many
+    assert group_by_display(many, 50)["earlier"] == many
 
 
 def test_runs_have_worst_status_and_median_cost(tmp_path: Path) -> None:
@@ -171,8 +171,12 @@ def test_detected_faults_pass(tmp_path: Path) -> None:
         )
     histories = by_name(tmp_path)
     planted, flaky = histories["parallel=ddp fault=lr"], histories["parallel=fsdp"]
-    assert (letters(planted), planted.now.ok, planted.turn and planted.turn[1].ok) == ("DDM", False, True)
-    assert (letters(flaky), flaky.now.ok) == ("P~P", True)
+    assert (
+        letters(planted),
+        planted.current_status.ok,
+        planted.last_change_of_status and planted.last_change_of_status[1].ok,
+    ) == ("DDM", False, True)
+    assert (letters(flaky), flaky.current_status.ok) == ("P~P", True)
 
 
 def test_cells_are_matched_without_their_repeat(tmp_path: Path) -> None:
@@ -260,17 +264,17 @@ def test_history_lines_fit_the_terminal(nights: Path, monkeypatch: pytest.Monkey
     for width in (40, 80, 100, 160):
         monkeypatch.setenv("COLUMNS", str(width))
         for part in contents(history_of, remarks, True, strip_length(history_of, width)):
-            for line in rendered(part, Terminal()).splitlines():
+            for line in render(part, Terminal()).splitlines():
                 assert len(Text.from_ansi(line).plain.rstrip()) <= width, line
 
 
 def test_blocks_show_noise_small_and_gaps_blank() -> None:
-    drawn = blocks(np.array([1.0, 1.05, np.nan, 1.1]))
+    drawn = sparkline(np.array([1.0, 1.05, np.nan, 1.1]))
     assert drawn[0] == "▁"
     assert drawn[2] == " "
     assert max(drawn) < "▅"
-    assert blocks(np.array([1.0, 2.0, 4.0]))[0::2] == "▁█"
-    assert blocks(np.array([np.nan])) == " "
+    assert sparkline(np.array([1.0, 2.0, 4.0]))[0::2] == "▁█"
+    assert sparkline(np.array([np.nan])) == " "
 
 
 def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

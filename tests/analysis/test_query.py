@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.analysis.query import QueryError, parse, select
+from dcpbench.analysis.query import QueryError, parse_condition, select_rows
 from dcpbench.records.row import Row, columns
 from report.sweeps import cell, folder_with
 from support.commands import main
@@ -52,7 +52,7 @@ def test_conditions_select_rows(tmp_path: Path, asked: str, cells: list[str]) ->
         cell("hsdp", cell="d", status="skip", reason="null"),
     ]
     frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
-    assert list(select(frame, [parse(asked)])["cell"]) == cells
+    assert list(select_rows(frame, [parse_condition(asked)])["cell"]) == cells
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_invalid_conditions_are_refused(
     tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(QueryError):
-        parse(asked)
+        parse_condition(asked)
     assert main([str(tmp_path), "--where", asked]) == 2
     said = capsys.readouterr().err
     assert told in said
@@ -129,4 +129,4 @@ def sample() -> pd.DataFrame:
 @given(st.sampled_from(sorted(columns())), st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~"]), st.text())
 def test_any_condition_is_answered_or_refused(column: str, sign: str, value: str) -> None:
     with contextlib.suppress(QueryError):
-        assert len(select(sample(), [parse(f"{column}{sign}{value}")])) <= 5
+        assert len(select_rows(sample(), [parse_condition(f"{column}{sign}{value}")])) <= 5

@@ -12,7 +12,7 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.report.page import page
-from dcpbench.report.show import content
+from dcpbench.report.show import report_content
 from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
 from report.sweeps import cell, folder_with
@@ -41,7 +41,7 @@ def test_lost_numbers_of_a_pass_are_named(tmp_path: Path, capsys: pytest.Capture
     said = "1 pass with values that no checkpoint has: model.load (dcpbench show FOLDER CELL)"
     assert remarks(read_sweeps([new]).frame) == [said]
     sweeps = read_sweeps([new])
-    assert said in content(sweeps).more.splitlines()
+    assert said in report_content(sweeps).more.splitlines()
     assert said in page(sweeps, "x")
     main(["compare", str(old), str(new)])
     assert said in " ".join(capsys.readouterr().out.split())

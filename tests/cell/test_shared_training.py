@@ -162,7 +162,7 @@ def test_wrong_kept_run_judges_no_cell(
 
 def damage(kept: uninterrupted.KeptRun, part: StatePart) -> None:
     """Change one value of a part of the kept state."""
-    (state,) = kept.record.states.values()
+    (state,) = kept.unsaved.states.values()
     name, leaf = next(
         (name, leaf)
         for name, leaf in state[part].items()
@@ -179,7 +179,7 @@ def test_kept_state_of_much_memory_is_digests(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(uninterrupted, "_KEPT_BYTES", 0)
     here = world()
     cell_in(here)
-    (state,) = here.kept.record.states.values()
+    (state,) = here.kept.unsaved.states.values()
     assert any(isinstance(leaf, DigestedLeaf) for leaf in state[StatePart.model].values())
     assert not any(isinstance(leaf, TensorLeaf) for part in state.values() for leaf in part.values())
     ran = cell_in(here, save="async")

@@ -80,7 +80,7 @@ def test_invalid_store_is_refused(options: dict[str, Any], told: str) -> None:
     asked = config(storage="fsspec_s3")
     asked.storage.options = options
     with pytest.raises(ConfigError) as raised:
-        limits.check(asked)
+        limits.refuse_impossible(asked)
     assert told in str(raised.value)
     assert "hidden" not in str(raised.value)
 

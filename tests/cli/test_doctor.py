@@ -15,7 +15,7 @@ import pytest
 
 from dcpbench.cli import doctor
 from dcpbench.cli.commands import main
-from dcpbench.cli.doctor import MachineCheck, examined
+from dcpbench.cli.doctor import MachineCheck, machine_checks
 from dcpbench.compose.limits import why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device
@@ -33,7 +33,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         known = {"torch": "2.13.0", "gpu_count": 0, "cuda": None, **description}
         monkeypatch.setattr(doctor, "own_agent", lambda: None)
         monkeypatch.setattr(machine, "probe", lambda _: (known, Pipe()[0]))
-        return {line.what: line for line in examined(folder)}
+        return {line.what: line for line in machine_checks(folder)}
 
     return seen
 
@@ -50,7 +50,7 @@ def test_doctor_checks_this_machine(
     shown = capsys.readouterr().out
     assert shown.count("\n") == 7
     assert status == 0
-    lines = {line.what: line for line in examined(tmp_path)}
+    lines = {line.what: line for line in machine_checks(tmp_path)}
     assert [*lines] == [line[:15].strip() for line in shown.splitlines()[1:]]
     assert {line.state for line in lines.values()} <= {"ok", "warning"}
     assert all(bool(line.fix) is (line.state != "ok") for line in lines.values())

@@ -8,7 +8,7 @@ import pytest
 from conftest import TESTS
 from dcpbench.cli import run
 from dcpbench.cli.commands import main
-from dcpbench.cli.words import check
+from dcpbench.cli.words import parse_words
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ParallelConfig
 from dcpbench.sweep.folder import SweepRecord
@@ -49,16 +49,16 @@ from dcpbench.sweep.folder import SweepRecord
 )
 def test_malformed_words_are_refused(words: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check(words.split())
+        parse_words(words.split())
     assert message in str(refused.value)
     assert "hydra.cc" not in str(refused.value)
 
 
 def test_words_with_meaning_are_accepted() -> None:
-    check(
+    parse_words(
         ['storage.root="a, b"', "parallel=choice(ddp,fsdp)", "model.options={a:[1,2]}", "seed=1,2", "~fault"]
     )
-    check(["workload.target=mine.build", "load_python=/venv/bin/python3.12", "parallel=glob(fsdp*)"])
+    parse_words(["workload.target=mine.build", "load_python=/venv/bin/python3.12", "parallel=glob(fsdp*)"])
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_words_with_meaning_are_accepted() -> None:
 )
 def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check([first, "saves=1", second])
+        parse_words([first, "saves=1", second])
     key = second.lstrip("+~").partition("=")[0]
     assert str(refused.value) == f"{second}: {key} is given twice (first {first}){fix}"
-    check([first, "parallel@other=ddp"])
+    parse_words([first, "parallel@other=ddp"])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
 )
 def test_commands_are_not_keys(word: str, write: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check(["parallel=ddp", word])
+        parse_words(["parallel=ddp", word])
     assert str(refused.value) == f"{word.lstrip('+')}: not a key; write {write}"
 
 
@@ -110,15 +110,15 @@ def test_commands_are_not_keys(word: str, write: str) -> None:
 )
 def test_code_gets_its_key(words: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check(words.split())
+        parse_words(words.split())
     assert message in str(refused.value)
 
 
 def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "gpt2.small.yaml").write_text("target: x.y\n")
-    check(["model=gpt2.small", "model@other=mine"], config_dir=tmp_path)
-    check(["model=mine"], config_dir=TESTS / "conf")
+    parse_words(["model=gpt2.small", "model@other=mine"], config_dir=tmp_path)
+    parse_words(["model=mine"], config_dir=TESTS / "conf")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,6 @@ def test_wrong_words_get_one_line_with_a_hint(
 
 @pytest.mark.parametrize("keys", ["{0:colwise,3:rowwise}", "{'0':colwise,\"3\": rowwise}"])
 def test_numbers_are_names_of_modules(keys: str) -> None:
-    (override,) = check([f"+parallel.tp_plan={keys}"])
+    (override,) = parse_words([f"+parallel.tp_plan={keys}"])
     assert override.value() == {0: "colwise", 3: "rowwise"}
     assert ParallelConfig("tp", tp_plan=override.value()).tp_plan == {"0": "colwise", "3": "rowwise"}

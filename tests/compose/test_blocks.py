@@ -18,7 +18,7 @@ from conftest import TESTS, run
 from dcpbench.cli import keys_help
 from dcpbench.cli.words import one_line
 from dcpbench.compose import pairwise
-from dcpbench.compose.blocks import override_lists, repeated, words_of_blocks, words_of_cells
+from dcpbench.compose.blocks import override_lists, with_repeats, words_of_blocks, words_of_cells
 from dcpbench.compose.cells import CellWords, cells_of
 from dcpbench.compose.composer import Composer
 from dcpbench.config.errors import ConfigError
@@ -121,15 +121,15 @@ def test_last_value_of_a_repeated_key_applies() -> None:
 
 def test_repeats_run_in_rounds() -> None:
     jobs = [CellWords(["parallel=ddp"], "one"), CellWords(["parallel=fsdp"], "other")]
-    assert repeated(jobs, 1, for_all=True) == jobs
-    assert repeated(jobs, 2, for_all=True) == [
+    assert with_repeats(jobs, 1, for_all=True) == jobs
+    assert with_repeats(jobs, 2, for_all=True) == [
         CellWords(["parallel=ddp", "repeat=0"], "one"),
         CellWords(["parallel=fsdp", "repeat=0"], "other"),
         CellWords(["parallel=ddp", "repeat=1"], "one"),
         CellWords(["parallel=fsdp", "repeat=1"], "other"),
     ]
     again = [CellWords(["parallel=ddp", "repeat=1"])]
-    assert repeated(again, 5, for_all=True) == again, "a cell that is asked for again is one cell"
+    assert with_repeats(again, 5, for_all=True) == again, "a cell that is asked for again is one cell"
 
 
 CHECKED_AND_TIMED = {
@@ -142,7 +142,7 @@ def rounds(*given: str, repeats: int = 1, for_all: bool = False) -> list[str]:
     blocks = {name: parsed(*items) for name, items in CHECKED_AND_TIMED.items()}
     return [
         " ".join(job.overrides)
-        for job in repeated(words_of_blocks(blocks, parsed(*given), every), repeats, for_all)
+        for job in with_repeats(words_of_blocks(blocks, parsed(*given), every), repeats, for_all)
     ]
 
 
@@ -161,7 +161,7 @@ def test_block_can_set_its_repeats() -> None:
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
 def test_block_with_two_repeats_is_refused(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
-        repeated(words_of_blocks({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
+        with_repeats(words_of_blocks({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
 
 
 KEYS: dict[str, list[Any]] = {

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from dcpbench.compose.limits import check, resolve, why_skip
+from dcpbench.compose.limits import refuse_impossible, resolve, why_skip
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import (
     Device,
@@ -69,9 +69,9 @@ def is_group(config: type, name: str) -> bool:
     ],
 )
 def test_value_below_its_least_is_refused(words: dict[str, Any], told: str) -> None:
-    check(Config())
+    refuse_impossible(Config())
     with pytest.raises(ConfigError, match=re.escape(told)):
-        check(Config(**words))
+        refuse_impossible(Config(**words))
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
@@ -273,4 +273,4 @@ def test_mesh_of_the_load_must_fit() -> None:
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**64 // SEED_STRIDE + 1, -(2**63)])
 def test_seed_out_of_range_is_refused(seed: int) -> None:
     with pytest.raises(ConfigError, match=f"seed={seed}: must be between -92233443668.. and 184466887"):
-        check(Config(seed=seed))
+        refuse_impossible(Config(seed=seed))

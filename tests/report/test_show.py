@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from dcpbench.analysis.frame import read_sweep, read_sweeps
-from dcpbench.analysis.runs import again, failures
+from dcpbench.analysis.runs import failures, rerun_command
 from dcpbench.records.row import columns
 from dcpbench.records.store import ENVIRONMENT_JSON
-from dcpbench.report.document import has_failed, rendered
+from dcpbench.report.document import names_failed_checks, render
 from dcpbench.report.page import page
-from dcpbench.report.show import MOST_CELLS, View, content, write_reports
+from dcpbench.report.show import MOST_CELLS, View, report_content, write_reports
 from dcpbench.report.tables import counts, detection, headline, pivot_axes, status_pivot, summary
 from report.sweeps import cell, folder_with
 from support.commands import main
@@ -166,7 +166,7 @@ def test_shared_gpus_are_named(tmp_path: Path, columns: dict[str, Any], said: st
     folder = folder_with(tmp_path / "s", cell("ddp", **columns), cell("fsdp2", **columns))
     (folder / ENVIRONMENT_JSON).write_text('{"nccl": "2.30.7"}')
     sweeps = read_sweeps([folder])
-    assert content(sweeps).more == said
+    assert report_content(sweeps).more == said
     assert page(sweeps, "s").count("<span>" + (said or "ranks per GPU")) == bool(said)
 
 
@@ -174,11 +174,11 @@ def test_shared_gpus_are_named(tmp_path: Path, columns: dict[str, Any], said: st
 @pytest.mark.parametrize(("cells", "is_pivot"), [(MOST_CELLS, False), (MOST_CELLS + 1, True), (1000, True)])
 def test_many_cells_are_a_pivot(tmp_path: Path, cells: int, is_pivot: bool) -> None:
     sweeps = read_sweeps([many(tmp_path / "s", cells)])
-    said = rendered(content(sweeps), io.StringIO())
+    said = render(report_content(sweeps), io.StringIO())
     assert ("status by parallel" in said) is is_pivot
     assert f"{cells} pass" in said
     assert (len(said.splitlines()) < 20) is is_pivot
-    assert len(content(sweeps, View(cells=True)).sections[0].table) == cells
+    assert len(report_content(sweeps, View(cells=True)).sections[0].table) == cells
 
 
 def test_pivots_count_the_worst_first(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_causes_follow_the_reason(tmp_path: Path, format_: str, capsys: pytest.C
 
 def test_again_commands_are_quoted_for_a_shell() -> None:
     def words(overrides: str | None, **columns: str) -> str:
-        return again({"overrides": overrides, "config_dir": None, "cwd": None, **columns})
+        return rerun_command({"overrides": overrides, "config_dir": None, "cwd": None, **columns})
 
     quoted = words("'model.options={a: 1, b: [2]}' ~fault 'seed=$(reboot)'", config_dir="my conf")
     assert shlex.split(quoted)[2:4] == ["--config-dir", "my conf"]
@@ -341,7 +341,7 @@ def test_table_has_the_axes_that_vary(tmp_path: Path) -> None:
         "failed: model_equal, +2; training failed: gradient_close",
         "1 passed",
     ]
-    assert [has_failed(text) for text in table["checks"]] == [True, True, True, False]
+    assert [names_failed_checks(text) for text in table["checks"]] == [True, True, True, False]
     assert list(table["save_s"]) == ["-", "-", "-", "0.250"]
     assert "optimizer" not in table
 

@@ -9,8 +9,8 @@ import pytest
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
-from dcpbench.report.document import Content, Table, rendered
-from dcpbench.report.show import content
+from dcpbench.report.document import Content, Table, render
+from dcpbench.report.show import report_content
 from report.sweeps import Terminal, cell, folder_with
 
 
@@ -38,7 +38,7 @@ def test_narrow_terminals_keep_status_and_checks(
     ]
     for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    said = rendered(content(read_sweeps([folder_with(tmp_path / "s", *rows)])), Terminal())
+    said = render(report_content(read_sweeps([folder_with(tmp_path / "s", *rows)])), Terminal())
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in said.splitlines()]
     assert max(len(line.rstrip()) for line in lines if "again: " not in line) <= width
     fails = next(line for line in lines if " fail " in line)
@@ -67,14 +67,14 @@ def test_axes_that_do_not_fit_are_one_column(monkeypatch: pytest.MonkeyPatch) ->
     shown = Content([Table("", cells, folded=("overrides", "because"))])
     for name, value in {"COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    head, *lines = (re.sub(r"\x1b\[[\d;]*m", "", line) for line in rendered(shown, Terminal()).splitlines())
+    head, *lines = (re.sub(r"\x1b\[[\d;]*m", "", line) for line in render(shown, Terminal()).splitlines())
     assert head.split() == ["cell", "would", "because"]
     assert max(map(len, lines)) <= 60
     words = "".join(line[: head.index("would")] for line in lines).split()
     assert words == [*(f"{name}={axes[name]}" for name in [*axes][:3]), "saves=1", "train_steps=12"]
     assert "w" * 40 in "".join(line[head.index("because") :] for line in lines)
     monkeypatch.setenv("COLUMNS", "140")
-    assert all(name in rendered(shown, Terminal()).splitlines()[0] for name in cells)
+    assert all(name in render(shown, Terminal()).splitlines()[0] for name in cells)
 
 
 def test_equal_failures_are_one_line(tmp_path: Path) -> None:
@@ -86,7 +86,9 @@ def test_equal_failures_are_one_line(tmp_path: Path) -> None:
         return cell(seed=seed, cell=f"seed={seed}", status="fail", reason=reason, **checks)
 
     folder = folder_with(tmp_path / "s", *(failed(seed, 0.5 + seed) for seed in range(3)))
-    told = [line for line in rendered(content(read_sweeps([folder])), io.StringIO()).splitlines() if line]
+    told = [
+        line for line in render(report_content(read_sweeps([folder])), io.StringIO()).splitlines() if line
+    ]
     assert not [line for line in told if line.endswith(" ")], "a file has no blanks at the end of lines"
     assert told[-6] == (
         "fail parallel=ddp seed=0 (and 2 more like it): "
@@ -112,7 +114,7 @@ def test_axes_stay_whole_and_left_out_columns_are_named(
     ]
     for name, value in {"COLUMNS": str(width), "TERM": "dumb"}.items():
         monkeypatch.setenv(name, value)
-    shown = rendered(content(read_sweeps([folder_with(tmp_path / "s", *rows)])), Terminal())
+    shown = render(report_content(read_sweeps([folder_with(tmp_path / "s", *rows)])), Terminal())
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()]
     table = lines[: next(number for number, line in enumerate(lines) if line.startswith("not shown"))]
     assert max(map(len, table)) <= width

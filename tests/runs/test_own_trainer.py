@@ -222,9 +222,9 @@ def test_mistake_in_a_first_step_is_no_end(name: str, raised: type[Exception], t
 def test_wrong_trainer_is_refused() -> None:
     given = config(checkpointer="trainer")
     with pytest.raises(ConfigError, match=r"checkpointer=trainer: workload.target=null"):
-        limits.check(given)
+        limits.refuse_impossible(given)
     given.workload = WorkloadConfig("support.own_trainer.no_trainer")
-    limits.check(given)
+    limits.refuse_impossible(given)
     lacks = (
         r"target=support.own_trainer.no_trainer: returned a object without model, step, save, load, optimizer"
     )

@@ -21,7 +21,7 @@ from dcpbench.plan.plan import PlannedCell, _one_per_run, code_digest
 from dcpbench.rank.messages import CellSpec, WorldSpec
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import append_row, read_lines, read_rows
-from dcpbench.sweep.cell_runner import CellRunner, clear, is_due
+from dcpbench.sweep.cell_runner import CellRunner, needs_retry, remove_checkpoints
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.sweep.valid_rows import valid_rows
 from dcpbench.verdict.verdict import OUTSIDE, Verdict
@@ -42,12 +42,12 @@ def tried(status: str, reason: str | None = None, fault_seen: bool | None = None
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_cells_that_are_not_ok_are_retried_without_fault(status: str) -> None:
-    assert is_due(tried(status), Config()) is (status not in ("pass", "xfail", "skip"))
-    assert not is_due(tried(status), Config(retry=0))
-    assert not is_due(replace(tried(status), ends=()), Config()), "its ranks never ran"
+    assert needs_retry(tried(status), Config()) is (status not in ("pass", "xfail", "skip"))
+    assert not needs_retry(tried(status), Config(retry=0))
+    assert not needs_retry(replace(tried(status), ends=()), Config()), "its ranks never ran"
     planted = Config(fault=FaultConfig(name="lr_not_restored", target="x.y"))
     for seen in (True, False):
-        assert not is_due(tried(status, fault_seen=seen), planted)
+        assert not needs_retry(tried(status, fault_seen=seen), planted)
 
 
 KIND = WorldSpec(1, "cpu", False)
@@ -153,7 +153,7 @@ def test_read_only_checkpoints_are_removed(without_privileges: Path) -> None:
     (checkpoints / "step-0002" / ".metadata").touch()
     (checkpoints / "step-0002").chmod(0o555)
     checkpoints.chmod(0o555)
-    assert clear(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints) == []
+    assert remove_checkpoints(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints) == []
     assert not checkpoints.exists()
 
 
@@ -161,7 +161,7 @@ def test_failed_removal_is_reported(without_privileges: Path) -> None:
     checkpoints = without_privileges / "checkpoints"
     checkpoints.mkdir()
     without_privileges.chmod(0o555)
-    told = clear(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints)
+    told = remove_checkpoints(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints)
     without_privileges.chmod(0o755)
     assert [one.startswith(f"{checkpoints} could not be removed: ") for one in told] == [True]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
-from dcpbench.analysis.frame import as_text, is_true, records
+from dcpbench.analysis.frame import as_text, is_true, plain_rows
 from dcpbench.analysis.query import QueryError
-from dcpbench.analysis.runs import cell_numbers, names_of
+from dcpbench.analysis.runs import cell_numbers, row_names
 from dcpbench.config.text import counted, did_you_mean, names_shown
 from dcpbench.core.axes import AXES
 
@@ -27,8 +27,8 @@ def runs_of(frame: pd.DataFrame, asked: Sequence[str]) -> pd.DataFrame:
         QueryError: no cell or several cells have these words; it names them.
     """
     text = " ".join(asked)
-    frame = frame.assign(number=cell_numbers(frame) + 1, name=names_of(frame))
-    words = [_words_of(row) for row in records(frame)]
+    frame = frame.assign(number=cell_numbers(frame) + 1, name=row_names(frame))
+    words = [_words_of(row) for row in plain_rows(frame)]
     matching = frame[_matching(frame, text, words)] if text else frame
     cells = matching.drop_duplicates("number")
     if len(cells) == 1:

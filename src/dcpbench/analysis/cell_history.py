@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import add_cell_keys, config_differences, identity_keys, names_of_cells
-from dcpbench.analysis.change_points import Change, changes
-from dcpbench.analysis.costs import run_alike
-from dcpbench.analysis.frame import Sweeps, outcomes, planned, records
-from dcpbench.analysis.query import Condition, QueryError, select
+from dcpbench.analysis.change_points import Change, find_change_points
+from dcpbench.analysis.costs import are_comparable
+from dcpbench.analysis.frame import Sweeps, outcomes, plain_rows, without_retries
+from dcpbench.analysis.query import Condition, QueryError, select_rows
 from dcpbench.code.sources import COMMITS, joined
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
@@ -67,30 +67,30 @@ class CellHistory:
     replaced: bool = False
 
     @cached_property
-    def seen(self) -> list[int]:
+    def present_in(self) -> list[int]:
         """Return the sweeps that have it."""
         return [at for at, kind in enumerate(self.kinds) if kind != NO_RUN]
 
     @property
-    def now(self) -> StatusSpec:
+    def current_status(self) -> StatusSpec:
         """Return its status in the last sweep that has it."""
-        return KINDS[self.kinds[self.seen[-1]]]
+        return KINDS[self.kinds[self.present_in[-1]]]
 
     @cached_property
-    def turn(self) -> tuple[int, StatusSpec] | None:
+    def last_change_of_status(self) -> tuple[int, StatusSpec] | None:
         """Return the sweep since which it has its status, and the status before; None if there was no
         other."""
-        for before, at in reversed([*pairwise(self.seen)]):
+        for before, at in reversed([*pairwise(self.present_in)]):
             if self.kinds[before] != self.kinds[at]:
                 return at, KINDS[self.kinds[before]]
         return None
 
     @cached_property
-    def changed(self) -> int:
+    def last_change(self) -> int:
         """Return the last sweep at which its status, configuration or a cost changed, or -1."""
         places = [change.at for cost in self.costs for change in cost.changes]
-        places += [self.turn[0]] if self.turn else []
-        places += [self.seen[0]] if self.reconfigured is not None else []
+        places += [self.last_change_of_status[0]] if self.last_change_of_status else []
+        places += [self.present_in[0]] if self.reconfigured is not None else []
         return max(places, default=-1)
 
 
@@ -117,7 +117,9 @@ def history(
     Raises:
         dcpbench.analysis.query.QueryError: no row meets every condition.
     """
-    rows = select(planned(sweeps.named().frame.assign(folder=sweeps.frame["sweep"])), where)
+    rows = select_rows(
+        without_retries(sweeps.with_short_names().frame.assign(folder=sweeps.frame["sweep"])), where
+    )
     if rows.empty:
         every = f"{len(sweeps.frame):,} rows in {len(sweeps.environments):,} sweeps"
         raise QueryError(f"--where: none of {every} meets every condition")
@@ -129,7 +131,7 @@ def history(
     kind_of_row = [SEVERITY[spec.name] for spec in outcomes(frame)]
     frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_of_row)
     for name in filter(METRICS.__contains__, metrics):
-        frame[name] = frame[name].where(run_alike(frame, frame, name))
+        frame[name] = frame[name].where(are_comparable(frame, frame, name))
     runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])
     worst = runs["kind"].min()
     kinds = worst.unstack().reindex(columns=range(len(shown))).fillna(NO_RUN).to_numpy(dtype=np.int8)
@@ -137,13 +139,13 @@ def history(
         runs[name].median().unstack().reindex(columns=range(len(shown))).to_numpy() for name in metrics
     ]
     # The rate of false alarms is for the series of all metrics together.
-    changes_of_series = iter(changes(np.concatenate(medians)))
+    changes_of_series = iter(find_change_points(np.concatenate(medians)))
     by_metric = zip(metrics, medians, strict=True)
     cost_of = [
         [Cost(name, values, next(changes_of_series)) for values in matrix] for name, matrix in by_metric
     ]
     cells = frame.drop_duplicates("key").set_index("cell")
-    names, axes = names_of_cells(cells), records(cells[[*AXES, "others", "config_digest"]])
+    names, axes = names_of_cells(cells), plain_rows(cells[[*AXES, "others", "config_digest"]])
     # The reason of the first worst run in the last sweep that has the cell.
     last_of = worst.reset_index().drop_duplicates("cell", keep="last")
     bad = frame[["cell", "place", "kind", "reason"]].merge(last_of, on=["cell", "place", "kind"])
@@ -162,10 +164,12 @@ def history(
         )
         for number in range(len(cells))
     ]
-    return History(shown, sorted(histories, key=lambda cell: (-cell.changed, cell.now.ok)))
+    return History(shown, sorted(histories, key=lambda cell: (-cell.last_change, cell.current_status.ok)))
 
 
-def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> dict[str, list[CellHistory]]:
+def group_by_display(
+    cells: Sequence[CellHistory], visible: int, every: bool = False
+) -> dict[str, list[CellHistory]]:
     """Group the cells by how they are shown if only the newest `visible` sweeps are.
 
     `shown`: cells that are not ok, or changed in these sweeps; all cells if `every`, or if there is one
@@ -177,11 +181,11 @@ def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> d
         first = max(0, len(cell.kinds) - visible)
         if every or len(cell.kinds) == 1:
             return "shown"
-        if cell.seen[-1] < first or cell.replaced:
-            return "replaced" if cell.seen[-1] >= first else "absent"
-        if not cell.now.ok or cell.changed >= first:
+        if cell.present_in[-1] < first or cell.replaced:
+            return "replaced" if cell.present_in[-1] >= first else "absent"
+        if not cell.current_status.ok or cell.last_change >= first:
             return "shown"
-        return "steady" if cell.changed < 0 else "earlier"
+        return "steady" if cell.last_change < 0 else "earlier"
 
     groups = defaultdict(list)
     for cell in cells:

@@ -114,7 +114,7 @@ def names_of_cells(cells: pd.DataFrame) -> list[str]:
     return cell_names(columns, [line.split() for line in cells["others"]])
 
 
-def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
+def why_nothing_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
     """Say why no cell or address is on both sides: the axes without a common value, else all axes that
     differ. Return an empty text if there is one."""
     if any({*old[name]} & {*new[name]} for name in ("key", "address")):

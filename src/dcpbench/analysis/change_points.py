@@ -24,7 +24,7 @@ import scipy  # which imports `special` when it is first used
 from dcpbench.analysis.statistics import holm
 
 FALSE_ALARMS = 0.05
-"""The largest share of histories with a change in a series that has not changed; see `changes`."""
+"""The largest share of histories with a change in a series that has not changed; see `find_change_points`."""
 
 LEAST_SIDE = 3
 """The least number of values on either side of a change."""
@@ -63,7 +63,7 @@ class Change:
         return self.after / self.before
 
 
-def changes(values: Floats) -> list[list[Change]]:
+def find_change_points(values: Floats) -> list[list[Change]]:
     """Return the changes of each series, the oldest first.
 
     At most `FALSE_ALARMS` of histories report a change in a series that has none, as long as there are no

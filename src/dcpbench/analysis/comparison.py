@@ -13,11 +13,11 @@ from dcpbench.analysis.cell_identity import (
     add_cell_keys,
     config_differences,
     identity_keys,
-    not_in_common,
     refuse_merged,
+    why_nothing_in_common,
 )
-from dcpbench.analysis.costs import CHANGED, costs, is_regression
-from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, planned
+from dcpbench.analysis.costs import CHANGED, compare_costs, is_regression
+from dcpbench.analysis.frame import Sweeps, as_expected, is_false, is_true, without_retries
 from dcpbench.analysis.runs import status_text, why_failed
 from dcpbench.code.sources import COMMITS, DCPBENCH, changed_files, commits_text, recorded, short
 from dcpbench.config.text import listed
@@ -90,7 +90,7 @@ class SweepComparison:
         return table
 
 
-def compared(
+def compare_sweeps(
     name: str,
     old: pd.DataFrame,
     new: pd.DataFrame,
@@ -104,7 +104,7 @@ def compared(
         dcpbench.analysis.query.QueryError: cells of one sweep differ only in what is ignored.
     """
     sides = {"earlier": earlier, "old": old, "new": new}
-    runs = {of: planned(side) for of, side in sides.items() if side is not None and len(side)}
+    runs = {of: without_retries(side) for of, side in sides.items() if side is not None and len(side)}
     rows = pd.concat([side.assign(side=of) for of, side in runs.items()])
     cells = add_cell_keys(rows.reset_index(drop=True), identity_keys(rows), ignored)
     measured, after = cells[cells["side"] != "new"], cells[cells["side"] == "new"]
@@ -124,9 +124,9 @@ def compared(
         name,
         statuses,
         pd.DataFrame(configurations, columns=["key", "name", "old", "new"]),
-        costs(measured, after, metrics),
+        compare_costs(measured, after, metrics),
         once[[axis for axis in (*AXES, "others") if axis not in ignored]],
-        not_in_common(before, after),
+        why_nothing_in_common(before, after),
     )
 
 
@@ -150,7 +150,7 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
         old, new: rows with `key` and `address`, see `cell_identity.add_cell_keys`.
     """
     before, after = _outcomes(old), _outcomes(new)
-    failed = new[~ok(new)].drop_duplicates("key").set_index("key")
+    failed = new[~as_expected(new)].drop_duplicates("key").set_index("key")
     failed = pd.DataFrame(why_failed(failed), failed.index, dtype="string")
     addresses = pd.concat([old, new]).drop_duplicates("key").set_index("key")["address"].to_dict()
     at_address = {addresses[key]: key for key in before}
@@ -180,7 +180,7 @@ def _outcomes(frame: pd.DataFrame) -> dict[str, _Outcome]:
     text = status_text(frame).astype(object)
     text = text.mask(is_true(frame["fault_seen"]), "detected (" + text + ")")
     text = text.mask(is_false(frame["fault_seen"]), "NOT DETECTED (" + text + ")")
-    runs = frame[["key"]].assign(text=text, ok=ok(frame), flaky=is_true(frame["flaky"]))
+    runs = frame[["key"]].assign(text=text, ok=as_expected(frame), flaky=is_true(frame["flaky"]))
     of_cell = runs.assign(skipped=frame["status"].eq("skip")).groupby("key", sort=False)
     good, flaky, skipped = (of_cell[name].mean() for name in ("ok", "flaky", "skipped"))
     state = np.select([(flaky > 0) | good.between(0, 1, "neither"), good == 0, skipped == 1], _STATES, "ok")
@@ -201,7 +201,7 @@ def _change(was: _Outcome, now: _Outcome) -> str:
     return "other status" if was.state == "skipped" else "newly passing"
 
 
-def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
+def environment_differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     """Return what differs in the environments, with one column per side; the sweeps of a side are
     combined."""
     values = {name: _values(sweeps) for name, sweeps in sides.items()}

@@ -46,7 +46,7 @@ def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
     return pd.Series(regressions, index=lines.index, dtype=bool)
 
 
-def run_alike(frame: pd.DataFrame, newest: pd.DataFrame, metric: str) -> "pd.Series[bool]":
+def are_comparable(frame: pd.DataFrame, newest: pd.DataFrame, metric: str) -> "pd.Series[bool]":
     """Return which rows have values of a metric that can be compared with those of the `newest` row of their
     cell: ranks that share GPUs take other times than ranks with a GPU each, and a cell that shares the
     training of another takes less as a whole. Both frames have the column `key`."""
@@ -61,7 +61,7 @@ def run_alike(frame: pd.DataFrame, newest: pd.DataFrame, metric: str) -> "pd.Ser
     return how(frame) == frame["key"].map(wanted)
 
 
-def costs(old: pd.DataFrame, new: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+def compare_costs(old: pd.DataFrame, new: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     """Return one line for each metric over all cells, each axis value and each common cell, with its verdict.
 
     `old` and `new` are medians of a cell, in seconds or bytes. `ratio` is new / old of geometric means with
@@ -75,7 +75,7 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, metrics: Sequence[str]) -> pd.Da
     by_sweep = before["sweep"].nunique() + after["sweep"].nunique() - 2 >= _LEAST_FREEDOM
     lines = []
     for metric in metrics:
-        old, new = (rows[run_alike(rows, after, metric)] for rows in (before, after))
+        old, new = (rows[are_comparable(rows, after, metric)] for rows in (before, after))
         lines.append(_lines(metric, old, new, cells, by_sweep))
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
@@ -128,13 +128,15 @@ def _lines(
     both = (old["count"].gt(0) & new["count"].gt(0)).to_numpy()
     parts = []
     if not METRICS[metric].counted and both.any():
-        every = statistics.changes(old_logs, new_logs, both[None, :])
+        every = statistics.group_changes(old_logs, new_logs, both[None, :])
         parts.append(every.assign(level="all", name="all cells"))
         names, members = _groups(cells, both)
         if names:
-            of_axes = statistics.changes(old_logs, new_logs, members)
+            of_axes = statistics.group_changes(old_logs, new_logs, members)
             parts.append(of_axes.assign(level="axis", name=names))
-    single = statistics.changes(old_logs, new_logs, np.eye(len(cells), dtype=bool)).set_axis(cells.index)
+    single = statistics.group_changes(old_logs, new_logs, np.eye(len(cells), dtype=bool)).set_axis(
+        cells.index
+    )
     single = single.assign(
         level="cell",
         key=keys,
@@ -163,7 +165,7 @@ def _judged(lines: pd.DataFrame, drift: float) -> pd.DataFrame:
         half = scipy.special.stdtrit(freedom, 0.975) * error
         lines.loc[chosen, "ratio_low"] = np.exp(difference - half)
         lines.loc[chosen, "ratio_high"] = np.exp(difference + half)
-        seen = np.exp(statistics.would_see(error, freedom, allowed, budget))
+        seen = np.exp(statistics.detectable_difference(error, freedom, allowed, budget))
         lines.loc[chosen, "would_see"] = np.maximum(seen, 1 + LEAST_EFFECT)
     called |= counted & lines["apart"].eq(True)
     least = float(np.log1p(LEAST_EFFECT))

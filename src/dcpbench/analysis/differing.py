@@ -29,7 +29,7 @@ def axes_that_differ(columns: Columns) -> list[str]:
     return [axis for axis in columns if combinations(columns, [axis]) > 1]
 
 
-def telling_axes(columns: Columns) -> list[str]:
+def distinguishing_axes(columns: Columns) -> list[str]:
     """Return the axes that distinguish all cells, the most important first, without those that follow from
     more important ones.
 
@@ -47,7 +47,7 @@ def _place(axis: str) -> int:
     return _IMPORTANT.index(axis) if axis in _IMPORTANT else len(_IMPORTANT)
 
 
-def in_common(words: Sequence[Sequence[str]]) -> set[str]:
+def common_overrides(words: Sequence[Sequence[str]]) -> set[str]:
     """Return the overrides that all cells have."""
     return set.intersection(*map(set, words)) if words else set()
 
@@ -57,9 +57,9 @@ def shown_by_axes(key: str) -> bool:
     return key in AXES or key == "workload.target"
 
 
-def other_words(words: Sequence[Sequence[str]]) -> list[str]:
+def other_overrides(words: Sequence[Sequence[str]]) -> list[str]:
     """Return for each cell the overrides that set no axis and that not all cells have."""
-    common = in_common(words)
+    common = common_overrides(words)
     keys = {word: word.lstrip("+~").partition("=")[0] for of_cell in words for word in of_cell}
     return [
         " ".join(word for word in of_cell if word not in common and not shown_by_axes(keys[word]))
@@ -74,8 +74,8 @@ def cell_names(columns: Columns, words: Sequence[Sequence[str]] = ()) -> list[st
     >>> cell_names({"parallel": ["ddp", "ddp"], "save": ["sync", None], "seed": [1, 2]}, [["saves=2"], []])
     ['parallel=ddp save=sync saves=2', 'parallel=ddp']
     """
-    others = other_words(words)
-    telling = telling_axes({**columns, **({"": others} if others else {})})
+    others = other_overrides(words)
+    telling = distinguishing_axes({**columns, **({"": others} if others else {})})
     shown = [axis for axis in columns if axis == "parallel" or axis in telling]
     has_value = [axis for axis in sorted(columns, key=_place) if {*columns[axis]}.difference(_NONE)]
     if not {*shown}.intersection(has_value):
@@ -134,7 +134,7 @@ def _matrix(columns: Columns) -> dict[str, Any]:
     """Return the best matrix that fits. Where all axes together would be too wide for any page, the least
     important ones are folded."""
     names = axes_that_differ(columns)
-    kept = telling_axes(columns) if len(names) > _AXES_AT_A_GLANCE else [*names]
+    kept = distinguishing_axes(columns) if len(names) > _AXES_AT_A_GLANCE else [*names]
     while True:
         rows, top, fits = _best(columns, [axis for axis in names if axis in kept])
         if fits or not kept:

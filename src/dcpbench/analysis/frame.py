@@ -30,22 +30,22 @@ class Sweeps:
         environments: the `environment.json` of each sweep, by the names in the column `sweep`; empty if it
             cannot be read.
         left_out: a sentence for each damaged line of a file.
-        records: the `sweep.json` of each sweep, likewise; without one, all its cells have rows.
+        sweep_records: the `sweep.json` of each sweep, likewise; without one, all its cells have rows.
     """
 
     frame: pd.DataFrame
     environments: dict[str, dict[str, Any]]
     left_out: list[str]
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sweep_records: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def words(self) -> list[str]:
         """Return the words of the command of a single sweep."""
-        known = [record.get("arguments") for record in self.records.values()]
+        known = [record.get("arguments") for record in self.sweep_records.values()]
         return [*map(str, list_in(known[0]))] if len(known) == 1 else []
 
     def shared_gpus(self, frame: pd.DataFrame) -> list[str]:
         """Say how ranks share GPUs in some of the rows."""
-        rows = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
+        rows = plain_rows(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
         return shared_gpu_sentences(
             rows, (environment.get("nccl") for environment in self.environments.values())
         )
@@ -53,16 +53,16 @@ class Sweeps:
     def not_run(self) -> dict[str, list[str]]:
         """Return the cells of each sweep that have no row."""
         done = set(zip(self.frame["sweep"], self.frame["cell"], strict=True))
-        cells = {sweep: dict_in(known.get("cells")) for sweep, known in self.records.items()}
+        cells = {sweep: dict_in(known.get("cells")) for sweep, known in self.sweep_records.items()}
         return {sweep: [cell for cell in of if (sweep, cell) not in done] for sweep, of in cells.items()}
 
-    def named(self) -> "Sweeps":
+    def with_short_names(self) -> "Sweeps":
         """Return them with the shortest names that distinguish their folders."""
         names = short_names(self.environments)
         frame = self.frame.assign(sweep=self.frame["sweep"].map(names).astype("string"))
         environments, known = (
             {names[folder]: of for folder, of in records_by_folder.items()}
-            for records_by_folder in (self.environments, self.records)
+            for records_by_folder in (self.environments, self.sweep_records)
         )
         return Sweeps(frame, environments, self.left_out, known)
 
@@ -103,7 +103,7 @@ def read_sweeps(places: Path | str | Sequence[Path | str], details: bool = True)
             sweep.frame["config"] = [configs.setdefault(digest, config) for digest, config in both]
         frames.append(sweep.frame)
         environments |= sweep.environments
-        known |= sweep.records
+        known |= sweep.sweep_records
         left_out += sweep.left_out
     if not frames:
         raise ResultsError(left_out[0])
@@ -130,7 +130,7 @@ def frame_of(values: Mapping[str, list[Any]]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(column, dtype=types[name]) for name, column in values.items()})
 
 
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as dicts of plain Python values; missing values become None."""
     plain = frame.astype(object)
     return [
@@ -146,22 +146,22 @@ def as_text(value: object) -> str:
     return str(value).lower() if pd.api.types.is_bool(value) else str(value)
 
 
-def planned(frame: pd.DataFrame) -> pd.DataFrame:
+def without_retries(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows without retries, which count neither as cells nor in costs and histories."""
     return frame[frame["retry_of"].isna()].reset_index(drop=True)
 
 
-def noun(frame: pd.DataFrame) -> str:
+def row_noun(frame: pd.DataFrame) -> str:
     """Return the noun for a row: `stop` of a script, or `cell`."""
     return "stop" if len(frame) and frame["cell"].str.startswith("stop=").all() else "cell"
 
 
 def outcomes(frame: pd.DataFrame) -> list[StatusSpec]:
     """Return what each row is shown as."""
-    return [shown(**row) for row in records(frame[["status", "flaky", "fault_seen"]])]
+    return [shown(**row) for row in plain_rows(frame[["status", "flaky", "fault_seen"]])]
 
 
-def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
+def as_expected(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Tell for each row whether it ended as expected."""
     return pd.Series([spec.ok for spec in outcomes(frame)], index=frame.index, dtype=bool)
 

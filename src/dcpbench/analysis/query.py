@@ -50,7 +50,7 @@ class Condition:
         return same if self.operator == "=" else ~same
 
 
-def parse(condition: str) -> Condition:
+def parse_condition(condition: str) -> Condition:
     """Parse a condition: a column, one of = != < <= > >= ~ (a regular expression is searched for), and a
     value: true, false, null, a number or a text, in double quotes if it is one of these words."""
     form = _FORM.fullmatch(condition)
@@ -65,7 +65,7 @@ def parse(condition: str) -> Condition:
     return Condition(column, sign, wanted)
 
 
-def select(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
+def select_rows(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
     """Return the rows that meet all conditions; raise QueryError for a text that no row has."""
     for condition in conditions if len(frame) else ():
         _refuse_unknown_value(frame[condition.column], condition)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import add_cell_keys, identity_keys, names_of_cells, override_words
-from dcpbench.analysis.frame import is_true, noun, ok, records
+from dcpbench.analysis.frame import as_expected, is_true, plain_rows, row_noun
 from dcpbench.config.text import listed, program
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
@@ -89,8 +89,8 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     any cell has repeats.
     """
     known = frame["fault_seen"].isna() & frame["status"].isin(["skip", "xfail"]).astype(bool)
-    chosen = ~ok(frame) | known
-    numbers, named = cell_numbers(frame), names_of(frame)
+    chosen = ~as_expected(frame) | known
+    numbers, named = cell_numbers(frame), row_names(frame)
     of = numbers.groupby(numbers).transform("size")[chosen]
     numbers, named, frame = numbers[chosen], named[chosen], frame[chosen]
     several = "sweep" in frame and frame["sweep"].nunique() > 1
@@ -98,7 +98,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
         {
             "status": status_text(frame),
             "cell": frame["sweep"] + ": " + named if several else named,
-            "target": targets(frame),
+            "target": user_targets(frame),
             **why_failed(frame),
         }
     )
@@ -109,22 +109,22 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
 
 
-def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
+def row_names(frame: pd.DataFrame) -> "pd.Series[str]":
     """Return a name of each row's cell: the axes and overrides that distinguish the cells; of a stop its
     own."""
-    if frame.empty or noun(frame) == "stop":
+    if frame.empty or row_noun(frame) == "stop":
         return frame["cell"].str.removeprefix("stop=")
     return pd.Series(names_of_cells(add_cell_keys(frame, identity_keys(frame))), frame.index, "string")
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
     """Return the short `reason` of each row, its likely `cause`, one a line, and the command that
-    runs it `again`."""
-    rows = records(frame[["status", "reason", "details", "parallel", "checkpointer", *CHECKS]])
+    runs it `rerun_command`."""
+    rows = plain_rows(frame[["status", "reason", "details", "parallel", "checkpointer", *CHECKS]])
     return {
         "reason": [short_reason(row) for row in rows],
         "cause": ["\n".join(f"likely: {cause}" for cause in causes_of(row)) for row in rows],
-        "again": commands(frame),
+        "again": rerun_commands(frame),
     }
 
 
@@ -132,7 +132,7 @@ def grouped_failures(listed: pd.DataFrame) -> pd.DataFrame:
     """Return one of `failures` for each status, user's target, reason and cause, except for numbers, and how
     many `more` there are.
 
-    Rows with nothing to run again have an empty `again` and come last.
+    Rows with nothing to run again have an empty `rerun_command` and come last.
     """
     if listed.empty:
         return listed.assign(more="")
@@ -148,7 +148,9 @@ def grouped_failures(listed: pd.DataFrame) -> pd.DataFrame:
 def remarks(frame: pd.DataFrame) -> list[str]:
     """Say what green rows do not: which numbers that no checkpoint has a pass has lost, what is not exact in
     a user's own model, and which known failures are PyTorch's."""
-    rows = records(frame.loc[frame["fault_seen"].isna(), ["status", "resume", "config", "details", *CHECKS]])
+    rows = plain_rows(
+        frame.loc[frame["fault_seen"].isna(), ["status", "resume", "config", "details", *CHECKS]]
+    )
     said, of_own_models, others, of_torch = list[str](), Counter[str](), dict[str, None](), 0
     if lost := [numbers for row in rows if row["status"] == "pass" and (numbers := lost_numbers(row))]:
         passes = f"{len(lost)} pass{'es' * (len(lost) > 1)} with values that no checkpoint has"
@@ -197,13 +199,13 @@ def lost_numbers(row: Mapping[str, Any]) -> list[str]:
     return [note.name for note in values if _WHOLE.fullmatch(note.text)]
 
 
-def targets(cells: pd.DataFrame) -> "pd.Series[str]":
+def user_targets(cells: pd.DataFrame) -> "pd.Series[str]":
     """Return the user's target of each cell, which is its model; empty for dcpbench's own models."""
     models = cells.get("model", pd.Series("", cells.index)).astype("string").fillna("")
     return models.where(models.str.contains(".", regex=False), "")
 
 
-def again(row: Mapping[str, Any]) -> str:
+def rerun_command(row: Mapping[str, Any]) -> str:
     """Return the shell command that runs a row's cell again, from any folder."""
     config_dir, cwd = row["config_dir"], row["cwd"]
     start, *module = program()
@@ -219,9 +221,9 @@ def again(row: Mapping[str, Any]) -> str:
     return there + shlex.join([start, *module, *run, *words])
 
 
-def commands(frame: pd.DataFrame) -> list[str]:
-    """Return the command that runs each row's cell `again`."""
-    return [*map(again, records(frame[["overrides", "config_dir", "cwd"]]))]
+def rerun_commands(frame: pd.DataFrame) -> list[str]:
+    """Return the command that runs each row's cell `rerun_command`."""
+    return [*map(rerun_command, plain_rows(frame[["overrides", "config_dir", "cwd"]]))]
 
 
 def without_numbers(reason: str) -> str:
@@ -229,7 +231,7 @@ def without_numbers(reason: str) -> str:
     return _DIGITS.sub("#", reason)
 
 
-def seen_by(row: Mapping[str, Any]) -> list[str]:
+def failed_checks(row: Mapping[str, Any]) -> list[str]:
     """Return the checks that failed in a row, and `error` if a rank raised."""
     checks = [check for check in CHECKS if row[check] is False]
     return [*checks, *(["error"] if row["status"] == "error" else [])]

@@ -19,7 +19,7 @@ LEAST_SD = 1e-3
 """Least standard deviation of a logarithm, for sizes that never vary."""
 
 
-def changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
+def group_changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
     """Return the changes of groups of cells; the noise of each is estimated from all groups.
 
     A group of several cells is its mean in each round, each cell relative to its level. So differences
@@ -48,7 +48,7 @@ def changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.maximum(squares / own_freedom, LEAST_SD**2)
         # A mean over many cells varies less: brought to that of one cell to learn from each other.
-        variance, freedom = moderated(variance * sizes, own_freedom)
+        variance, freedom = moderated_variances(variance * sizes, own_freedom)
         error = np.sqrt(variance / sizes * (1 / counts[0] + 1 / counts[1]))
     return pd.DataFrame(
         {
@@ -63,7 +63,7 @@ def changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
     )
 
 
-def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
+def moderated_variances(variance: Array, freedom: Array) -> tuple[Array, Array]:
     """Shrink sample variances towards their common value.
 
     G. K. Smyth, Linear models and empirical Bayes methods for assessing differential expression in
@@ -99,7 +99,7 @@ def p_values(difference: Array, error: Array, freedom: Array, allowed: float) ->
     return np.where(np.isfinite(error), np.minimum(p, 1.0), np.nan)
 
 
-def would_see(error: Array, freedom: Array, allowed: float, false_alarms: float) -> Array:
+def detectable_difference(error: Array, freedom: Array, allowed: float, false_alarms: float) -> Array:
     """Return the differences of logarithms that 9 of 10 comparisons would find."""
     needed = scipy.special.stdtrit(freedom, 1 - false_alarms / (2 * max(len(freedom), 1)))
     return np.asarray(allowed + (needed + scipy.special.stdtrit(freedom, 0.9)) * error)

@@ -19,17 +19,17 @@ from dcpbench.cli.tree import (
     Command,
     CommandTree,
     SweepCommand,
-    flag,
-    formats,
-    output,
-    places,
-    several,
+    flag_option,
+    folders_argument,
+    format_options,
+    output_options,
+    repeatable_option,
 )
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
-from dcpbench.report.styles import complain, standard_output
+from dcpbench.report.styles import print_error, standard_output
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -46,10 +46,10 @@ def main(words: Sequence[str]) -> int:
         return INTERRUPTED
     except click.ClickException as error:
         at = getattr(error, "ctx", None)
-        complain(" ".join(error.format_message().split()), at.command_path if at else "dcpbench")
+        print_error(" ".join(error.format_message().split()), at.command_path if at else "dcpbench")
         return WRONG_CONFIGURATION
     except (ConfigError, PluginError, ResultsError) as error:
-        complain(str(error))
+        print_error(str(error))
         return WRONG_CONFIGURATION
 
 
@@ -106,8 +106,8 @@ def _resume_options(resume: Path | None, **options: Any) -> dict[str, Any]:
 
 
 _HOW_RESUMED = (
-    flag("--rerun-failed", "Run cells again whose row is not ok."),
-    flag("--trust", "Accept a folder of another user. Its sweep.json names the code that runs."),
+    flag_option("--rerun-failed", "Run cells again whose row is not ok."),
+    flag_option("--trust", "Accept a folder of another user. Its sweep.json names the code that runs."),
 )
 _ALL_HOLD = "given several times: all have to hold"
 _COMMANDS = (
@@ -133,8 +133,8 @@ _COMMANDS = (
             ["--resume"], type=FOLDER, metavar="FOLDER", help="Plan the rest of the sweep in FOLDER."
         ),
         *_HOW_RESUMED,
-        flag(["--all", "every"], "Print every cell, however many there are."),
-        *formats("table", "markdown", "json"),
+        flag_option(["--all", "every"], "Print every cell, however many there are."),
+        *format_options("table", "markdown", "json"),
         options_of=_plan_options,
     ),
     SweepCommand(
@@ -152,17 +152,19 @@ _COMMANDS = (
         "dcpbench.report.show",
         """Print sweeps: their cells or a pivot, and what did not pass. SWEEP is the folder of a sweep, or a
         folder of sweeps.""",
-        places("sweeps", "SWEEP..."),
-        several(
+        folders_argument("sweeps", "SWEEP..."),
+        repeatable_option(
             "--where",
             "COND",
             f"Rows to print: status!=pass, save_s>=0.1, model=null, reason~Error ({_ALL_HOLD}).",
         ),
-        several("--rows", "AXIS,...", "The rows of a pivot."),
-        several("--columns", "AXIS,...", "The columns of a pivot."),
-        several("--metric", "NAME,...", "Print a pivot of medians of save_stall_s, load_s, ..."),
-        flag("--cells", "Print a line for each cell, however many there are."),
-        *output(["table", "markdown", "csv", "json", "html"], "csv and json: the rows, without details."),
+        repeatable_option("--rows", "AXIS,...", "The rows of a pivot."),
+        repeatable_option("--columns", "AXIS,...", "The columns of a pivot."),
+        repeatable_option("--metric", "NAME,...", "Print a pivot of medians of save_stall_s, load_s, ..."),
+        flag_option("--cells", "Print a line for each cell, however many there are."),
+        *output_options(
+            ["table", "markdown", "csv", "json", "html"], "csv and json: the rows, without details."
+        ),
     ),
     Command(
         "show",
@@ -174,7 +176,7 @@ _COMMANDS = (
         (parallel=ddp async). Leave it out if the sweep has one cell.""",
         click.Argument(["folder"], type=PATH),
         click.Argument(["cell"], nargs=-1, metavar="[CELL]..."),
-        *formats("table", "markdown", "json"),
+        *format_options("table", "markdown", "json"),
     ),
     Command(
         "compare",
@@ -182,7 +184,7 @@ _COMMANDS = (
         """Show which statuses changed from OLD to NEW, and which costs changed beyond noise. Exits with 1 if
         a change is one of --fail-on.""",
         click.Argument(["old"], type=PATH),
-        places("new", "NEW..."),
+        folders_argument("new", "NEW..."),
         click.Option(
             ["--earlier"],
             type=PATH,
@@ -191,38 +193,40 @@ _COMMANDS = (
             help="""A sweep before OLD (several times): its costs count with OLD's, its statuses do not. With
             five or more sweeps before NEW, the drift between equal sweeps is measured instead of assumed.""",
         ),
-        flag("--all", "Print every cell and every group of cells, also where nothing changed."),
-        several("--metric", "NAME,...", "Costs to compare, instead of the usual ones."),
-        several(
+        flag_option("--all", "Print every cell and every group of cells, also where nothing changed."),
+        repeatable_option("--metric", "NAME,...", "Costs to compare, instead of the usual ones."),
+        repeatable_option(
             "--ignore",
             "AXIS,...",
             "Pair cells that differ in these axes or overrides: to compare two models, two storages.",
         ),
-        several("--fail-on", "KIND,...", "Exit with 1 on such a change."),
-        *output(["table", "markdown", "csv", "json"], "Default: table, or what the suffix of -o names."),
+        repeatable_option("--fail-on", "KIND,...", "Exit with 1 on such a change."),
+        *output_options(
+            ["table", "markdown", "csv", "json"], "Default: table, or what the suffix of -o names."
+        ),
     ),
     Command(
         "history",
         "dcpbench.report.history",
         """Show the status and costs of each cell over the sweeps in FOLDER, one letter a sweep, the newest
         right.""",
-        places("folders", "FOLDER..."),
-        several(
+        folders_argument("folders", "FOLDER..."),
+        repeatable_option(
             "--where",
             "COND",
             f"Rows to use: parallel=fsdp2, sweep~2026-11 ({_ALL_HOLD}).",
         ),
-        several("--metric", "NAME,...", "Costs to show, instead of the usual ones."),
+        repeatable_option("--metric", "NAME,...", "Costs to show, instead of the usual ones."),
         click.Option(["--last"], type=click.IntRange(1), metavar="N", help="Use the newest N sweeps alone."),
-        flag("--all", "Print cells that are ok and unchanged too."),
-        *output(["table", "markdown", "json"], "json: always all cells."),
+        flag_option("--all", "Print cells that are ok and unchanged too."),
+        *output_options(["table", "markdown", "json"], "json: always all cells."),
     ),
     Command(
         "doctor",
         "dcpbench.cli.doctor",
         """Check whether this machine can run cells: torch, GPUs and their links, memory, disk,
         compiler. Print how to fix what is missing. Exits with 1 if anything is bad.""",
-        *formats("table", "markdown"),
+        *format_options("table", "markdown"),
     ),
 )
 for _command in _COMMANDS:

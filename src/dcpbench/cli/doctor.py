@@ -48,10 +48,10 @@ class MachineCheck:
 def main(format: str | None = None) -> int:
     """Check this machine for a sweep. Return 1 if anything is bad."""
     with Console(stderr=True).status("checking; importing torch takes the longest"):  # on a terminal
-        lines = [*examined(Path("outputs"))]
+        lines = [*machine_checks(Path("outputs"))]
     import pandas as pd
 
-    from dcpbench.report.document import Content, Table, document_text, put_out
+    from dcpbench.report.document import Content, Table, document_text, write_output
 
     rows = [
         (
@@ -62,13 +62,13 @@ def main(format: str | None = None) -> int:
         for line in lines
     ]
     table = pd.DataFrame(rows, columns=["check", "state", "found"])
-    put_out(
+    write_output(
         document_text([Content([Table("", table, folded=("found",))])], format or "table", sys.stdout), None
     )
     return int(any(line.state == "bad" for line in lines))
 
 
-def examined(folder: Path) -> Iterator[MachineCheck]:
+def machine_checks(folder: Path) -> Iterator[MachineCheck]:
     """Yield the checks; that of torch is the last, because its import takes the longest."""
     agent = own_agent()
     yield _memory()

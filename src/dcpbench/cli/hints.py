@@ -14,7 +14,7 @@ from dcpbench.records.store import SWEEP_JSON
 Hints = Iterator[tuple[object, str]]
 
 
-def first(hints: Hints) -> str:
+def first_answer(hints: Hints) -> str:
     """Return the first answer whose condition holds, an empty text if none does."""
     return next((visible(answer) for holds, answer in hints if holds), "")
 

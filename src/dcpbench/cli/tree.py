@@ -56,17 +56,17 @@ _RUN_MORE = (
 )
 
 
-def several(option: str, metavar: str, help: str) -> click.Option:
+def repeatable_option(option: str, metavar: str, help: str) -> click.Option:
     """Return an option that can be given several times."""
     return click.Option([option], multiple=True, metavar=metavar, help=help)
 
 
-def flag(option: str | Sequence[str], help: str) -> click.Option:
+def flag_option(option: str | Sequence[str], help: str) -> click.Option:
     """Return an option without a value."""
     return click.Option([option] if isinstance(option, str) else option, is_flag=True, help=help)
 
 
-def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
+def output_options(formats: Sequence[str], help: str) -> list[click.Parameter]:
     """Return the options of `dcpbench.report.document`."""
     file = "Write to FILE, atomically; its suffix selects the format."
     return [
@@ -75,18 +75,18 @@ def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
     ]
 
 
-def formats(*names: str) -> list[click.Parameter]:
+def format_options(*names: str) -> list[click.Parameter]:
     """Return the option that selects how a command prints; with `json`, also a flag for that."""
     flags = [click.Option(["--json", "as_json"], is_flag=True, help="Print everything as JSON.")]
     return [click.Option(["--format"], type=click.Choice(names)), *flags * ("json" in names)]
 
 
-def places(name: str, metavar: str) -> click.Argument:
+def folders_argument(name: str, metavar: str) -> click.Argument:
     """Return an argument of one or more folders."""
 
     def refuse_command(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
         for place in given:
-            hint = hints.first(hints.of_place(str(place)))
+            hint = hints.first_answer(hints.of_place(str(place)))
             if hint and not place.exists():  # the name of another path can be too long to ask
                 raise click.UsageError(hint)
         return given
@@ -105,7 +105,7 @@ class CommandTree(click.Group):
         known = first in {*self.commands, *added, "-h", "--help", "--version", "--completion"}
         if first == "--" or (first and not known and first[0] not in "-~" and "=" not in first):
             following = args[1] if len(args) > 1 and "=" not in args[1] else ""
-            raise click.UsageError(hints.first(hints.of_word(first, following)))
+            raise click.UsageError(hints.first_answer(hints.of_word(first, following)))
         if not known and (args or not ctx.resilient_parsing):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -190,7 +190,7 @@ class SweepCommand(Once):
         config_dir = click.Option(
             ["-cd", "--config-dir"], type=folder, metavar="DIR", help="Add a folder laid out like conf/."
         )
-        multirun = flag(["-m", "--multirun"], "Accepted; lists make a sweep without it too.")
+        multirun = flag_option(["-m", "--multirun"], "Accepted; lists make a sweep without it too.")
         topic = click.Option(
             ["-h", "--help"], is_flag=False, flag_value="", metavar="[AXIS]", help="This, or help on an axis."
         )
@@ -207,7 +207,7 @@ class SweepCommand(Once):
         if options and not ctx.resilient_parsing:
             known = {*keys_help.keys(), *group_names(), *keys_help.keys_of_groups()}
             for option in options:
-                if hint := hints.first(hints.of_option(*option, known)):
+                if hint := hints.first_answer(hints.of_option(*option, known)):
                     raise click.UsageError(hint)
         return super().parse_args(ctx, args)
 
@@ -225,7 +225,7 @@ class SweepCommand(Once):
 
         options = self._options_of(**options)
         return run.main(
-            words.check(overrides, str(self.name), extra_folder, cfg), extra_folder, cfg, **options
+            words.parse_words(overrides, str(self.name), extra_folder, cfg), extra_folder, cfg, **options
         )
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -43,7 +43,7 @@ _QUOTED_KEY = re.compile(r"(?<=[{,])(\s*)(['\"])([\w.*]+)\2(?=\s*:)")
 """A key in a dictionary with quotes, which Hydra does not parse."""
 
 
-def check(
+def parse_words(
     words: Sequence[str], command: str = "run", config_dir: Path | None = None, cfg: str | None = None
 ) -> list[Override]:
     """Parse words; refuse those that Hydra would report in its own terms, or read otherwise than they were
@@ -60,15 +60,15 @@ def check(
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         bare = "" if _has_key(following) else following
         if not _has_key(word):
-            raise ConfigError(hints.first(hints.of_word(word, bare, command, config_dir)))
+            raise ConfigError(hints.first_answer(hints.of_word(word, bare, command, config_dir)))
         override, word = None, _QUOTED_KEY.sub(r"\1\3", word)
         with suppress(OverrideParseException):
             (override,) = parser.parse_overrides([word])
         if override is None or "=" in (word[0], word[-1]):
-            raise ConfigError(hints.first(hints.of_override(word, bare)))
+            raise ConfigError(hints.first_answer(hints.of_override(word, bare)))
         if cfg and override.is_sweep_override():
             raise ConfigError(f"{visible(word)}: --cfg prints one cell; pass one value")
-        if hint := hints.first(hints.of_key(override.key_or_group, word.partition("=")[2])):
+        if hint := hints.first_answer(hints.of_key(override.key_or_group, word.partition("=")[2])):
             raise ConfigError(hint)
         if override.key_or_group in _OURS:
             instead = "dcpbench starts cells itself, in hydra.sweep.dir; leave it out"
@@ -102,12 +102,12 @@ def one_line(error: BaseException, words: Sequence[str] = ()) -> str:
         words: those of the command line, to quote the one that set an unknown key.
     """
     if isinstance(error, OverrideParseException):
-        return hints.first(hints.of_override(error.override))
+        return hints.first_answer(hints.of_override(error.override))
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         path = error.missing_cfg_file
         nested = path.startswith("hydra/")  # the value of another group can be a path
         group, _, value = path.rpartition("/") if nested else path.partition("/")
-        return hints.first(hints.of_value(group, value, error.options))
+        return hints.first_answer(hints.of_value(group, value, error.options))
     cause = error.__cause__ or error.__context__
     if isinstance(cause, KeyValidationError):
         return visible(f"{cause.full_key}: null is not a key; write a list in brackets, as [null, ddp]")

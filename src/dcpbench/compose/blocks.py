@@ -79,7 +79,7 @@ def words_of_cells(
         cells = words_of_blocks(blocks, of_cells, combined)
     else:
         cells = [CellWords([*row]) for row in combined(override_lists(of_cells), None)]
-    return repeated(cells, base.repeats, for_all=_REPEATS in about_all)
+    return with_repeats(cells, base.repeats, for_all=_REPEATS in about_all)
 
 
 def words_of_blocks(
@@ -96,7 +96,7 @@ def words_of_blocks(
         combined: combines lists into jobs, given the block's own `matrix`, if it has one.
 
     Returns:
-        the jobs; those of a block with `repeats` have it among their overrides, for `repeated`.
+        the jobs; those of a block with `repeats` have it among their overrides, for `with_repeats`.
 
     Raises:
         ConfigError: no block has a job left, or a block has several `repeats`.
@@ -126,7 +126,7 @@ def override_lists(overrides: Sequence[Override]) -> list[list[str]]:
     return [*lists.values()]
 
 
-def repeated(jobs: Sequence[CellWords], repeats: int, for_all: bool) -> list[CellWords]:
+def with_repeats(jobs: Sequence[CellWords], repeats: int, for_all: bool) -> list[CellWords]:
     """Return all jobs, then all that run again, in rounds, so that a drift of the machine affects all of
     them. Jobs that have a `repeat` stay as they are.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import DictConfig
 
-from dcpbench.analysis.differing import in_common
+from dcpbench.analysis.differing import common_overrides
 from dcpbench.compose import limits
 from dcpbench.compose.composer import Composer
 from dcpbench.config.errors import ConfigError
@@ -87,7 +87,7 @@ def cells_of(composer: Composer, base: DictConfig, words: Sequence[CellWords]) -
         [_with_flag(word, config) for word in cell.overrides if not word.lstrip("+~").startswith("hydra")]
         for cell, config in zip(words, configs, strict=True)
     ]
-    common = in_common(named)
+    common = common_overrides(named)
     numbers: Counter[str] = Counter()
     cells = []
     for cell, shown, config in zip(words, named, configs, strict=True):
@@ -102,7 +102,7 @@ def cells_of(composer: Composer, base: DictConfig, words: Sequence[CellWords]) -
 def _config(composer: Composer, overrides: Sequence[str], hosts: dict[str, int | None]) -> Config:
     """Return the configuration of a cell; refuse one that does not have the sweep's `hosts`."""
     config = composer.config(overrides)
-    limits.check(config)
+    limits.refuse_impossible(config)
     for key, setting in _hosts(config.executor).items():
         if setting != hosts[key]:
             raise ConfigError(f"{key}={setting}: applies to the complete sweep; pass one value")

@@ -114,7 +114,7 @@ class Limit(NamedTuple):
     refuses: bool = False
 
 
-def check(config: Config) -> None:
+def refuse_impossible(config: Config) -> None:
     """Refuse values that no machine could run.
 
     Raises:
@@ -148,7 +148,7 @@ def why_skip(
 
 def _wrong_values(config: Config) -> Iterator[str]:
     """Yield a sentence for each value that no machine could run."""
-    for key, config_field, value in keys_of(config):
+    for key, config_field, value in keys_below(config):
         least = config_field.metadata.get(LEAST)
         if least is not None and value is not None and value < least:
             yield too_small(key, value, least)
@@ -158,7 +158,7 @@ def _wrong_values(config: Config) -> Iterator[str]:
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:
         yield f"seed={config.seed}: must be between {low} and {high}"
-    for key, config_field, value in keys_of(config):
+    for key, config_field, value in keys_below(config):
         if config_field.name == "target" and value not in (None, MISSING) and not is_dotted(value):
             yield f"{key}={value}: must be a dotted name, such as {as_target(value) or 'mine.build'}"
     if config.own_trainer and config.workload.target is None:
@@ -182,13 +182,13 @@ def _wrong_values(config: Config) -> Iterator[str]:
         yield f"world_size={config.world_size}: must be auto, or at least 1"
 
 
-def keys_of(config: Any, above: str = "") -> "Iterator[tuple[str, Field[Any], Any]]":
+def keys_below(config: Any, above: str = "") -> "Iterator[tuple[str, Field[Any], Any]]":
     """Yield each key, its field and its value, and those of the keys below it."""
     for config_field in fields(config):
         value = getattr(config, config_field.name)
         yield f"{above}{config_field.name}", config_field, value
         if is_dataclass(value):
-            yield from keys_of(value, f"{above}{config_field.name}.")
+            yield from keys_below(value, f"{above}{config_field.name}.")
 
 
 def _limits_of_cells(

@@ -158,7 +158,7 @@ def covering(
     def runs(overrides: Sequence[str]) -> bool:
         try:
             asked = composer.config(overrides)
-            limits.check(asked)
+            limits.refuse_impossible(asked)
             resolved = limits.resolve(asked, machine, hosts_of)
             return limits.why_skip(asked, resolved, machine, several_sizes, overrides) is None
         except ConfigError:

@@ -256,7 +256,7 @@ def _one_per_run(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
         if cell.block != earlier.block and repeats(cell) != repeats(earlier):
             first[cell.run] = max(earlier, cell, key=repeats)  # of the block that measures its costs
             continue
-        pairs = zip(limits.keys_of(earlier.config), limits.keys_of(cell.config), strict=False)
+        pairs = zip(limits.keys_below(earlier.config), limits.keys_below(cell.config), strict=False)
         for (key, _, value), (_, _, another) in pairs if earlier is not cell else ():
             if value != another and is_how_run(key) and not is_dataclass(value):
                 both = f"{key}={value_text(value)} and {key}={value_text(another)}"

@@ -18,8 +18,8 @@ from dcpbench.analysis.comparison import (
     SAME,
     SweepComparison,
     code_changes,
-    compared,
-    differences,
+    compare_sweeps,
+    environment_differences,
 )
 from dcpbench.analysis.costs import (
     CHANGED,
@@ -33,7 +33,7 @@ from dcpbench.analysis.costs import (
 from dcpbench.analysis.differing import axes_that_differ
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
-from dcpbench.analysis.runs import grouped_failures, remarks, targets
+from dcpbench.analysis.runs import grouped_failures, remarks, user_targets
 from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
@@ -42,13 +42,13 @@ from dcpbench.report.document import (
     Content,
     Table,
     document_text,
-    first_of,
+    first_sentences,
     format_of,
-    put_out,
-    quantity,
+    quantity_text,
     rows_text,
+    write_output,
 )
-from dcpbench.report.styles import complain
+from dcpbench.report.styles import print_error
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
 
@@ -89,14 +89,15 @@ def main(
         raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet")
     first = sides[old].frame
     comparisons = [
-        compared(names[place], first, sides[place].frame, metrics, ignored, before.frame) for place in new
+        compare_sweeps(names[place], first, sides[place].frame, metrics, ignored, before.frame)
+        for place in new
     ]
     if written_as in ("csv", "json"):
         flat = pd.concat([comparison.flat() for comparison in comparisons], ignore_index=True)
         text = rows_text(flat, written_as)
     else:
         damaged = [sentence for side in [*sides.values(), before] for sentence in side.left_out]
-        differing = differences({names[place]: side for place, side in sides.items()})
+        differing = environment_differences({names[place]: side for place, side in sides.items()})
         code = [
             f"{names[place]}: {change}." if len(new) > 1 else f"{change[0].upper()}{change[1:]}."
             for place in new
@@ -121,10 +122,10 @@ def main(
             for text in remarks(sides[folder].frame)
         ]
         text = document_text(contents, written_as, io.StringIO() if output else sys.stdout)
-    put_out(text, output)
+    write_output(text, output)
     met = [name for name in kinds if any(name in comparison.kinds() for comparison in comparisons)]
     if met:
-        complain(f"--fail-on: found {', '.join(met)}")
+        print_error(f"--fail-on: found {', '.join(met)}")
     return 1 if met else 0
 
 
@@ -158,7 +159,7 @@ def _environments(
         but = "; configurations are not, see below" if reconfigured else ""
         text = f"The environments are the same{but}."
     tables = [Table("environment", differing)] if len(differing) else []
-    return Content(tables, damaged=first_of(damaged), headline=text)
+    return Content(tables, damaged=first_sentences(damaged), headline=text)
 
 
 def _statuses(compared: SweepComparison, every: bool) -> Content:
@@ -172,7 +173,7 @@ def _statuses(compared: SweepComparison, every: bool) -> Content:
     failures = explained[["reason", "cause", "again"]].assign(
         status=explained["change"],
         cell=names_of_cells(cells := compared.cells.loc[list(explained["key"])]),
-        target=targets(cells).to_numpy(),
+        target=user_targets(cells).to_numpy(),
     )
     return Content(
         [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],
@@ -242,7 +243,7 @@ def _cost_table(compared: SweepComparison, lines: pd.DataFrame, single: bool) ->
             "of": lines["name"],
             "cells": lines["cells"].astype(str),
             "runs": runs[0].where(runs[0] == runs[1], runs[0] + " and " + runs[1]),
-            **{side: list(map(quantity, lines["metric"], lines[side])) for side in ("old", "new")},
+            **{side: list(map(quantity_text, lines["metric"], lines[side])) for side in ("old", "new")},
             "ratio": lines["ratio"].map(_ratio),
             "95 % interval": [
                 "-" if np.isnan(low) else f"{_ratio(low)} to {_ratio(high)}" for low, high in ends

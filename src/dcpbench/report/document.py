@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dcpbench.analysis.frame import as_text, records
+from dcpbench.analysis.frame import as_text, plain_rows
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.text import clipped, size_text, visible
 from dcpbench.core.axes import AXES
@@ -93,7 +93,7 @@ class Content:
     headline: str = ""
 
 
-def first_of(sentences: Sequence[str]) -> list[str]:
+def first_sentences(sentences: Sequence[str]) -> list[str]:
     """Return the first sentences about damaged lines, and how many more there are."""
     if len(sentences) <= _MOST_DAMAGED + 1:
         return list(sentences)
@@ -103,7 +103,7 @@ def first_of(sentences: Sequence[str]) -> list[str]:
 def document_text(contents: Iterable[Content], written_as: str, file: TextIO) -> str:
     """Return a document as Markdown, or as the terminal or file shows it."""
     written = (
-        markdown(content) if written_as == "markdown" else rendered(content, file) for content in contents
+        markdown(content) if written_as == "markdown" else render(content, file) for content in contents
     )
     return "\n".join(written).rstrip("\n") + "\n"
 
@@ -114,7 +114,7 @@ def width_of(file: TextIO) -> int:
     return console.width if console.is_terminal else _WIDTH_OF_A_FILE
 
 
-def rendered(content: Content, file: TextIO) -> str:
+def render(content: Content, file: TextIO) -> str:
     """Return a report for this file: with styles for a terminal, whose tables fit its width."""
     console = Console(file=file)
     width = console.width if console.is_terminal else None
@@ -261,7 +261,7 @@ def _entry(value: Any, is_status: bool, is_known: bool) -> Text:
     text = visible(str(value), but="\n")
     if is_status and text:
         return Text(text, style=style_of(text.split(", ")[0].lstrip("0123456789 ")))
-    if has_failed(text):
+    if names_failed_checks(text):
         return Text(text, style=style_of("xfail") if is_known else BAD)
     return Text(text, style=BAD if text == "NO" else "")
 
@@ -321,7 +321,7 @@ def _code(text: str) -> str:
     return f"{fence}{space}{flat}{space}{fence}"
 
 
-def plain(value: object) -> str:
+def axis_text(value: object) -> str:
     """Return the value of an axis as text, at most 80 characters of it."""
     return clipped(as_text(value), 80)
 
@@ -340,12 +340,12 @@ def checks_text(checks: Mapping[str, bool | None]) -> str:
     return "; ".join(f"{kind}{names[0]}{counts[kind]}" for kind, names in of_kinds if names)
 
 
-def has_failed(text: str) -> bool:
+def names_failed_checks(text: str) -> bool:
     """Tell whether `checks_text` names failed checks."""
     return text.startswith((_FAILED, _TRAINING))
 
 
-def quantity(metric: str, value: float) -> str:
+def quantity_text(metric: str, value: float) -> str:
     """Return a value of a metric with its unit; `-` if it was not measured."""
     unit = METRICS[metric].unit if metric in METRICS else ""
     if pd.isna(value):
@@ -357,10 +357,10 @@ def quantity(metric: str, value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def entry(metric: str, value: Any) -> str:
+def column_entry(metric: str, value: Any) -> str:
     """Return a value of a metric for a separate column: seconds without their unit, others with it."""
     if METRICS[metric].unit != "s":
-        return quantity(metric, value)
+        return quantity_text(metric, value)
     return "-" if pd.isna(value) else f"{value:.3f}"
 
 
@@ -391,10 +391,10 @@ def rows_text(table: pd.DataFrame, written_as: str) -> str:
             entries = [csv_entry(value) for value in table[name]]
             table[name] = pd.Series(entries, table.index, dtype=object)
         return str(table.to_csv(index=False))
-    return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
+    return json.dumps(plain_rows(table), indent=1, allow_nan=False) + "\n"
 
 
-def put_out(text: str, output: Path | None) -> None:
+def write_output(text: str, output: Path | None) -> None:
     """Write to a file, atomically, or to standard output; raise ResultsError if that fails."""
     if output is None:
         encoding = sys.stdout.encoding or "utf-8"

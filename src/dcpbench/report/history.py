@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pandas as pd
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, folded, history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, group_by_display, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE
-from dcpbench.analysis.frame import read_sweeps, records
-from dcpbench.analysis.query import known_metric, names_in, parse
+from dcpbench.analysis.frame import plain_rows, read_sweeps
+from dcpbench.analysis.query import known_metric, names_in, parse_condition
 from dcpbench.analysis.runs import without_numbers
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import clipped, counted
@@ -26,14 +26,14 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report.document import (
     Content,
     Table,
+    axis_text,
     change_style,
     document_text,
-    first_of,
+    first_sentences,
     format_of,
-    plain,
-    put_out,
-    quantity,
+    quantity_text,
     width_of,
+    write_output,
 )
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".json": "json"}
@@ -64,7 +64,7 @@ def main(
     output: Path | None = None,
 ) -> int:
     """Show cells over many sweeps; raise ResultsError if they cannot be read or written."""
-    conditions = [parse(condition) for condition in where]
+    conditions = [parse_condition(condition) for condition in where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(metric)))) or default_metrics()
     written_as = format_of(format, output, _FORMATS)
     sweeps = read_sweeps(folders, details=False)
@@ -78,9 +78,9 @@ def main(
         out = io.StringIO() if output else sys.stdout
         in_markdown = min(_MARKDOWN_STRIP, len(timeline.sweeps))
         strip = in_markdown if written_as == "markdown" else strip_length(timeline, width_of(out))
-        parts = contents(timeline, first_of(sweeps.left_out), all, strip)
+        parts = contents(timeline, first_sentences(sweeps.left_out), all, strip)
         text = document_text(parts, written_as, out)
-    put_out(text, output)
+    write_output(text, output)
     return 0
 
 
@@ -108,11 +108,11 @@ def _json(timeline: History, remarks: Sequence[str]) -> str:
             "config_digest": cell.axes["config_digest"],
             "axes": {axis: value for axis, value in cell.axes.items() if axis != "config_digest"},
             "statuses": "".join(KINDS[kind].letter for kind in cell.kinds),
-            "ok": cell.now.ok,
-            "last_seen": cell.seen[-1],
-            "since": cell.turn and cell.turn[0],
+            "ok": cell.current_status.ok,
+            "last_seen": cell.present_in[-1],
+            "since": cell.last_change_of_status and cell.last_change_of_status[0],
             "reason": cell.reason or None,
-            "reconfigured": cell.reconfigured and {"at": cell.seen[0], "keys": cell.reconfigured},
+            "reconfigured": cell.reconfigured and {"at": cell.present_in[0], "keys": cell.reconfigured},
             "costs": {
                 cost.metric: {
                     "medians": [None if np.isnan(value) else float(value) for value in cost.medians],
@@ -125,7 +125,7 @@ def _json(timeline: History, remarks: Sequence[str]) -> str:
     ]
     statuses = {kind.letter: {"label": kind.label, "ok": kind.ok} for kind in KINDS}
     content = {
-        "sweeps": records(timeline.sweeps),
+        "sweeps": plain_rows(timeline.sweeps),
         "cells": cells,
         "statuses": statuses,
         "remarks": [*remarks],
@@ -138,14 +138,17 @@ def strip_length(timeline: History, width: int) -> int:
     lengths = [[len("status")], [0]]
     for cell in timeline.cells:
         lengths[0] += [len(cost.metric) for cost in cell.costs]
-        lengths[1] += [len(cell.now.label), *(len(quantity(cost.metric, cost.latest)) for cost in cell.costs)]
+        lengths[1] += [
+            len(cell.current_status.label),
+            *(len(quantity_text(cost.metric, cost.latest)) for cost in cell.costs),
+        ]
     space = width - sum(map(max, lengths)) - _PADDING
     return min(len(timeline.sweeps), max(_LEAST_STRIP, space))
 
 
 def contents(timeline: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
     """Return the newest sweep, the latest changes, and the cells over the newest `strip` sweeps."""
-    fold = folded(timeline.cells, strip, every)
+    fold = group_by_display(timeline.cells, strip, every)
     first, reasons = len(timeline.sweeps) - strip, set[str]()
     lines = [line for cell in fold["shown"] for line in _lines(cell, timeline, first, reasons)]
     table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
@@ -167,7 +170,7 @@ def contents(timeline: History, remarks: Sequence[str], every: bool, strip: int)
     ]
 
 
-def blocks(medians: npt.NDArray[np.float64]) -> str:
+def sparkline(medians: npt.NDArray[np.float64]) -> str:
     """Return one block for each sweep, or a space if nothing was measured."""
     measured = medians[~np.isnan(medians)]
     if not measured.size:
@@ -188,27 +191,29 @@ def _lines(
     changes = {}  # by sweep: where the cell got its configuration and its status, if it ever had others
     if cell.reconfigured is not None:
         keys = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in cell.reconfigured.items())
-        changes[cell.seen[0]] = f"other configuration since {_sweep(timeline.sweeps, cell.seen[0])}: {keys}"
-    if cell.turn:
-        at, before = cell.turn
-        changes[at] = f"{before.label} to {cell.now.label} since {_sweep(timeline.sweeps, at)}"
+        changes[cell.present_in[0]] = (
+            f"other configuration since {_sweep(timeline.sweeps, cell.present_in[0])}: {keys}"
+        )
+    if cell.last_change_of_status:
+        at, before = cell.last_change_of_status
+        changes[at] = f"{before.label} to {cell.current_status.label} since {_sweep(timeline.sweeps, at)}"
     texts = [text for at, text in changes.items() if at >= first]
-    if cell.reason and not cell.now.ok:
+    if cell.reason and not cell.current_status.ok:
         reason = clipped(" ".join(cell.reason.split()), _REASON)
         texts.append(reason if without_numbers(reason) not in reasons else "reason as above")
         reasons.add(without_numbers(reason))
-    _point_at(signs, [at - first for at in changes], cell.now.style)
+    _point_at(signs, [at - first for at in changes], cell.current_status.style)
     name = cell.name
     if cell.replaced:
-        name += f" (configuration until {timeline.sweeps['name'].iloc[cell.seen[-1]]})"
-    yield name, "status", signs, cell.now.label, "; ".join(texts)
+        name += f" (configuration until {timeline.sweeps['name'].iloc[cell.present_in[-1]]})"
+    yield name, "status", signs, cell.current_status.label, "; ".join(texts)
     for cost in cell.costs:
         if not np.isnan(cost.latest):
             yield name, *_cost_line(cost, timeline, first)
 
 
 def _cost_line(cost: Cost, timeline: History, first: int) -> tuple[object, ...]:
-    signs = Text(blocks(cost.medians[first:]))
+    signs = Text(sparkline(cost.medians[first:]))
     seen = [change for change in cost.changes if change.at >= first]
     edges = [*(change.at for change in seen), len(timeline.sweeps)]
     for change, end in zip(seen, edges[1:], strict=True):
@@ -217,11 +222,11 @@ def _cost_line(cost: Cost, timeline: History, first: int) -> tuple[object, ...]:
     if seen:
         last = seen[-1]
         more = f"; {len(seen) - 1} more before" if len(seen) > 1 else ""
-        values = f"{quantity(cost.metric, last.before)} to {quantity(cost.metric, last.after)}"
+        values = f"{quantity_text(cost.metric, last.before)} to {quantity_text(cost.metric, last.after)}"
         step = f"{(last.ratio - 1) * 100:+.0f} %" if last.ratio < 10 else f"{last.ratio:.0f} times"
         text = f"{step} since {_sweep(timeline.sweeps, last.at)}, {values}{more}"
         _point_at(signs, [last.at - first], change_style(cost.metric, last.ratio))
-    return cost.metric, signs, quantity(cost.metric, cost.latest), text
+    return cost.metric, signs, quantity_text(cost.metric, cost.latest), text
 
 
 def _point_at(signs: Text, places: Sequence[int], style: str) -> None:
@@ -236,9 +241,9 @@ def _point_at(signs: Text, places: Sequence[int], style: str) -> None:
 def _headline(timeline: History) -> list[str]:
     """Count the sweeps, give their days, and summarize the newest."""
     sweeps = timeline.sweeps
-    present = [cell for cell in timeline.cells if cell.seen[-1] == len(sweeps) - 1]
-    good = sum(cell.now.ok for cell in present)
-    days = dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1))
+    present = [cell for cell in timeline.cells if cell.present_in[-1] == len(sweeps) - 1]
+    good = sum(cell.current_status.ok for cell in present)
+    days = dict.fromkeys(axis_text(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1))
     newest = _sweep(sweeps, len(sweeps) - 1)
     return [
         f"{counted(len(sweeps), 'sweep')}, {' to '.join(days)}",
@@ -251,10 +256,10 @@ def _newest_changes(timeline: History) -> list[tuple[str, str, str]]:
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for cell in timeline.cells:
         if cell.reconfigured is not None:
-            counts[cell.seen[0]]["other configuration"] += 1
-        if cell.turn:
-            at, before = cell.turn
-            label, ok = cell.now.label, cell.now.ok
+            counts[cell.present_in[0]]["other configuration"] += 1
+        if cell.last_change_of_status:
+            at, before = cell.last_change_of_status
+            label, ok = cell.current_status.label, cell.current_status.ok
             now = f"now {label}, ok" if before.ok else f"{label} again"
             counts[at][now if ok else f"now {label}"] += 1
         for cost in cell.costs:
@@ -270,7 +275,7 @@ def _newest_changes(timeline: History) -> list[tuple[str, str, str]]:
 
 def _summed_up(fold: Mapping[str, Sequence[CellHistory]], timeline: History) -> Iterator[str]:
     """Count the cells that are not listed, one sentence for each group."""
-    labels = Counter(cell.now.label for cell in fold["steady"])
+    labels = Counter(cell.current_status.label for cell in fold["steady"])
     steady = ", ".join(f"{number} {label}" for label, number in labels.most_common())
     for group, text in (
         ("steady", f"unchanged and ok, with steady costs: {steady}"),
@@ -280,8 +285,8 @@ def _summed_up(fold: Mapping[str, Sequence[CellHistory]], timeline: History) -> 
         if fold[group]:
             yield f"{counted(len(fold[group]), 'cell')} {text} (--all lists them)"
     newest = len(timeline.sweeps) - 1
-    if missing := [cell for cell in timeline.cells if cell.seen[-1] < newest and not cell.replaced]:
-        last = max(cell.seen[-1] for cell in missing)
+    if missing := [cell for cell in timeline.cells if cell.present_in[-1] < newest and not cell.replaced]:
+        last = max(cell.present_in[-1] for cell in missing)
         newest_of_them = _sweep(timeline.sweeps, last)
         yield f"{counted(len(missing), 'cell')} not in the newest sweep, last in {newest_of_them}"
 
@@ -291,7 +296,7 @@ def _caution(timeline: History) -> str:
     number = len(timeline.sweeps)
     if number == 1:
         return "One sweep: a history needs at least two in this folder."
-    if all(len(cell.seen) == 1 for cell in timeline.cells):
+    if all(len(cell.present_in) == 1 for cell in timeline.cells):
         return "No cell is in more than one sweep (by axes, overrides and configuration)."
     if number < 2 * LEAST_SIDE:
         return f"Changes of costs need at least {2 * LEAST_SIDE} sweeps."
@@ -303,7 +308,7 @@ def _sweep(sweeps: pd.DataFrame, at: int) -> str:
     commit is that of the user's targets; dcpbench's is added if there is none, or if it changed."""
     both = sweeps.iloc[max(0, at - 1) : at + 1]
     target, ours, torch = (
-        list(dict.fromkeys(short(plain(value), _COMMIT) for value in both[column].dropna()))
+        list(dict.fromkeys(short(axis_text(value), _COMMIT) for value in both[column].dropna()))
         for column in (*COMMITS, "torch_version")
     )
     parts = [f"commit {' → '.join(target)}"] if target else []

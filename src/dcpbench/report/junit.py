@@ -12,8 +12,8 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from dcpbench.analysis.causes import causes_of
-from dcpbench.analysis.frame import Sweeps, records, short_names
-from dcpbench.analysis.runs import again
+from dcpbench.analysis.frame import Sweeps, plain_rows, short_names
+from dcpbench.analysis.runs import rerun_command
 from dcpbench.config.text import clipped
 from dcpbench.core.statuses import FLAKY, MISSED, shown
 from dcpbench.records.row import cell_seconds, dict_in, list_in
@@ -29,7 +29,7 @@ def junit(sweep: Sweeps) -> str:
     end of the log of the first rank that failed.
     """
     ((folder, environment),) = sweep.environments.items()
-    rows = records(sweep.frame)
+    rows = plain_rows(sweep.frame)
     kinds = Counter(_outcome(row)[0] for row in rows)
     counts = {"tests": len(rows), "failures": kinds["failure"], "errors": kinds["error"]}
     of_both = {name: str(count) for name, count in counts.items()}
@@ -57,7 +57,7 @@ def _case(row: dict[str, Any]) -> Element:
     if kind != "passed":
         message = _text(clipped(f"{what}: {reason}", _MESSAGE))
         element = SubElement(case, kind, type=_text(what), message=message)
-        command = f"again: {again(row)}"
+        command = f"again: {rerun_command(row)}"
         element.text = _text(
             "\n".join(filter(None, [*(f"likely: {cause}" for cause in causes_of(row)), reason, command]))
         )

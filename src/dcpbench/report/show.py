@@ -10,8 +10,16 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, noun, planned, read_sweeps
-from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
+from dcpbench.analysis.frame import Sweeps, read_sweeps, row_noun, without_retries
+from dcpbench.analysis.query import (
+    Condition,
+    QueryError,
+    known_column,
+    known_metric,
+    names_in,
+    parse_condition,
+    select_rows,
+)
 from dcpbench.analysis.runs import failures, grouped_failures, remarks
 from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import NESTED
@@ -20,15 +28,15 @@ from dcpbench.report.document import (
     Content,
     Table,
     document_text,
-    first_of,
+    first_sentences,
     format_of,
-    put_out,
-    rendered,
+    render,
     rows_text,
+    write_output,
 )
 from dcpbench.report.junit import junit
 from dcpbench.report.page import page
-from dcpbench.report.styles import complain
+from dcpbench.report.styles import print_error
 from dcpbench.report.tables import (
     cost_pivot,
     detection,
@@ -88,7 +96,7 @@ def main(
 ) -> int:
     """Show sweeps; raise ResultsError if they cannot be read or written."""
     view = View(
-        where=tuple(map(parse, where)),
+        where=tuple(map(parse_condition, where)),
         rows=_names(rows, "--rows"),
         columns=_names(columns, "--columns"),
         metrics=tuple(map(known_metric, names_in(metric))),
@@ -103,19 +111,19 @@ def main(
     left = read.not_run()
     if read.frame.empty:
         count = sum(map(len, left.values()))
-        why = "; ".join([f"{counted(count, 'cell')} to run"] * bool(count) + first_of(read.left_out))
+        why = "; ".join([f"{counted(count, 'cell')} to run"] * bool(count) + first_sentences(read.left_out))
         raise ResultsError(f"{', '.join(map(str, sweeps))}: no row yet{why and f': {why}'}")
     file = io.StringIO() if output else sys.stdout
-    put_out(_text(read, view, written_as, file), output)
+    write_output(_text(read, view, written_as, file), output)
     if where and _shown(read, view.where).frame.empty:
-        complain(f"--where: none of {len(read.frame)} rows meets every condition")
+        print_error(f"--where: none of {len(read.frame)} rows meets every condition")
     for folder, cells_left in left.items():
         if cells_left:
             done = int(read.frame["sweep"].eq(folder).sum())
-            complain(f"{folder}: {done_text(done, done + len(cells_left))}")
+            print_error(f"{folder}: {done_text(done, done + len(cells_left))}")
     if written_as in _ROWS_ALONE:
-        for sentence in first_of(read.left_out):
-            complain(sentence)
+        for sentence in first_sentences(read.left_out):
+            print_error(sentence)
     return 0
 
 
@@ -144,20 +152,20 @@ def write_reports(folder: Path, place: Path | None, sweep: Sweeps | None = None)
 
 def print_report(sweep: Sweeps) -> None:
     """Print a sweep's table and what did not pass; raise ResultsError if that fails."""
-    put_out(rendered(content(sweep), sys.stdout), None)
+    write_output(render(report_content(sweep), sys.stdout), None)
 
 
-def content(sweeps: Sweeps, view: View = View()) -> Content:
+def report_content(sweeps: Sweeps, view: View = View()) -> Content:
     """Return the tables, failures and sentences of a report."""
     frame = _shown(sweeps, view.where).frame
     if all(condition.column != "retry_of" for condition in view.where):
-        frame = planned(frame)
+        frame = without_retries(frame)
     tables, by_cell = _tables(frame, view)
     listed = grouped_failures(failures(frame))
     first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []
-    more += [_WHERE_TO_LOOK[noun(frame)]] if first["again"].ne("").any() else []
+    more += [_WHERE_TO_LOOK[row_noun(frame)]] if first["again"].ne("").any() else []
     more += [*sweeps.shared_gpus(frame), *remarks(frame)]
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
@@ -165,7 +173,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
         [table for table in tables if len(table.table)],
         first,
         "\n".join(more),
-        first_of(sweeps.left_out),
+        first_sentences(sweeps.left_out),
         f"{across}{headline(frame, 0 if view.where else sum(map(len, sweeps.not_run().values())))}{of}",
     )
 
@@ -176,7 +184,7 @@ def _names(given: Sequence[str], option: str) -> tuple[str, ...]:
 
 def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
     if written_as in ("table", "markdown"):
-        return document_text([content(sweeps, view)], written_as, file)
+        return document_text([report_content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
     if written_as == "html":
         before = None
@@ -197,8 +205,10 @@ def _read(folder: Path | None) -> Sweeps | None:
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:
     """Return the selected rows, with the shortest names that distinguish their sweeps. Of a selection no cell
     is missing."""
-    named = sweeps.named()
-    return replace(named, frame=select(named.frame, where), records={} if where else named.records)
+    named = sweeps.with_short_names()
+    return replace(
+        named, frame=select_rows(named.frame, where), sweep_records={} if where else named.sweep_records
+    )
 
 
 def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:

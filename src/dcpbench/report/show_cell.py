@@ -12,8 +12,8 @@ from rich.text import Text
 
 from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.cell_choice import runs_of
-from dcpbench.analysis.frame import as_text, read_sweeps, records
-from dcpbench.analysis.runs import again, severity, status_text
+from dcpbench.analysis.frame import as_text, plain_rows, read_sweeps
+from dcpbench.analysis.runs import rerun_command, severity, status_text
 from dcpbench.code.sources import COMMITS
 from dcpbench.config.text import clipped, counted, visible
 from dcpbench.core.axes import AXES
@@ -24,9 +24,17 @@ from dcpbench.core.statuses import BAD, shown
 from dcpbench.records.notes import notes_of
 from dcpbench.records.row import dict_in, list_in
 from dcpbench.records.store import ResultsError
-from dcpbench.report.document import Content, Lines, Table, document_text, first_of, put_out, quantity
+from dcpbench.report.document import (
+    Content,
+    Lines,
+    Table,
+    document_text,
+    first_sentences,
+    quantity_text,
+    write_output,
+)
 from dcpbench.report.page.data import mismatches, why_null
-from dcpbench.report.styles import complain, text_of
+from dcpbench.report.styles import print_error, text_of
 
 _STEPS = 20
 """The most steps whose losses are printed."""
@@ -43,17 +51,17 @@ def main(folder: Path, cell: Sequence[str] = (), format: str | None = None, as_j
     if sweeps.frame.empty:
         raise ResultsError(next(iter(sweeps.left_out), f"{folder}: no rows yet"))
     runs = runs_of(sweeps.frame, cell)
-    for sentence in first_of(sweeps.left_out):
-        complain(sentence)
-    (row,) = records(runs.loc[[severity(runs).idxmin()]])
+    for sentence in first_sentences(sweeps.left_out):
+        print_error(sentence)
+    (row,) = plain_rows(runs.loc[[severity(runs).idxmin()]])
     name, _ = row.pop("name"), row.pop("number")
     if as_json or format == "json":
-        put_out(json.dumps({**row, "causes": causes_of(row)}, indent=1, allow_nan=False) + "\n", None)
+        write_output(json.dumps({**row, "causes": causes_of(row)}, indent=1, allow_nan=False) + "\n", None)
         return 0
     spec = shown(str(row["status"]), row["flaky"], row["fault_seen"])
     first = text_of(spec.label, spec.style).append(visible(f" {name}: {spec.help}"), style="default")
     parts = [Lines("", [first]), *_sections(row), Lines("", [*_end(row, runs)], unbroken=True)]
-    put_out(document_text([Content(parts)], format or "table", sys.stdout), None)
+    write_output(document_text([Content(parts)], format or "table", sys.stdout), None)
     return 0
 
 
@@ -73,7 +81,7 @@ def _sections(row: dict[str, Any]) -> Iterator[Table | Lines]:
     seconds = dict_in(details.get("phases")).items()
     if phases := [f"{name} {value:.3f} s" for name, value in seconds if isinstance(value, float)]:
         yield _lines("phases of the slowest rank", ", ".join(phases))
-    if measured := [f"{name} {quantity(name, row[name])}" for name in METRICS if row[name] is not None]:
+    if measured := [f"{name} {quantity_text(name, row[name])}" for name in METRICS if row[name] is not None]:
         yield _lines("measured", ", ".join(measured))
     axes = [f"{axis}={as_text(row[axis])}" for axis in AXES if row[axis] is not None]
     yield _lines("configuration", " ".join(axes), f"overrides: {row['overrides']}")
@@ -140,7 +148,7 @@ def _end(row: dict[str, Any], runs: pd.DataFrame) -> Iterator[str]:
     with suppress(OSError, ValueError):  # the name of a cell can be any text
         if (log := Path(row["sweep"]) / str(row["cell"]) / f"rank{rank}.log").exists():
             yield f"log: {log}"
-    yield f"again: {again(row)}"
+    yield f"again: {rerun_command(row)}"
 
 
 def _lines(title: str, *lines: object) -> Lines:

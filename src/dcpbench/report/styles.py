@@ -22,7 +22,7 @@ def text_of(words: str, style: str = "") -> Text:
     return Text(visible(words), style)
 
 
-def complain(sentence: str, command: str = "dcpbench") -> None:
+def print_error(sentence: str, command: str = "dcpbench") -> None:
     """Print to standard error what a command could not do."""
     sys.stderr.write(f"{command}: {visible(sentence)}\n")
 

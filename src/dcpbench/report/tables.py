@@ -8,16 +8,16 @@ import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.cell_identity import override_words
-from dcpbench.analysis.differing import axes_that_differ, in_common, other_words
-from dcpbench.analysis.frame import is_false, is_true, noun, ok, records
-from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
+from dcpbench.analysis.differing import axes_that_differ, common_overrides, other_overrides
+from dcpbench.analysis.frame import as_expected, is_false, is_true, plain_rows, row_noun
+from dcpbench.analysis.runs import failed_checks, one_per_cell, runs_text, severity, status_text
 from dcpbench.config.text import byte_unit, cells_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import dict_in
-from dcpbench.report.document import Table, checks_text, entry, plain
+from dcpbench.report.document import Table, axis_text, checks_text, column_entry
 
 _ALWAYS = [spec.name for spec in AXES.values() if spec.always]
 _ROWS = ["sweep", *(spec.name for spec in AXES.values() if spec.pivot == "rows")]
@@ -33,11 +33,11 @@ def shown_metrics(frame: pd.DataFrame) -> list[str]:
 def summary(frame: pd.DataFrame) -> Table:
     """Return the results table, one line per cell, failed cells first; the title has what all cells share."""
     cells = one_per_cell(frame)
-    cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
+    cells = cells.assign(place=severity(cells).where(~as_expected(cells), len(SHOWN)))
     cells = cells.sort_values("place", kind="stable", ignore_index=True)
-    is_of_script = noun(frame) == "stop"
+    is_of_script = row_noun(frame) == "stop"
     title, table = _of_script(cells) if is_of_script else split_common_axes(cells)
-    table["status"] = status_text(cells).map(plain)
+    table["status"] = status_text(cells).map(axis_text)
     runs = runs_text(cells)
     if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
         table["runs"] = runs.str.removesuffix(" runs").replace("", "1")
@@ -45,9 +45,9 @@ def summary(frame: pd.DataFrame) -> Table:
         some = timed.between(1, cells["runs"] - 1)
         table["runs"] += timed.map(lambda number: f", {number} timed").where(some, "")
     if not is_of_script:
-        table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
+        table["checks"] = [checks_text(values) for values in plain_rows(cells[[*CHECKS]])]
     for metric in shown_metrics(cells):
-        table[metric] = [entry(metric, value) for value in cells[metric]]
+        table[metric] = [column_entry(metric, value) for value in cells[metric]]
     return Table(title, table, ("status",))
 
 
@@ -63,10 +63,10 @@ def split_common_axes(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     axes = varying(cells)
     table = pd.DataFrame({axis: _texts(cells[axis]) for axis in axes}, index=cells.index)
     words = [override_words(line) for line in cells["overrides"]]
-    if any(others := other_words(words)):
+    if any(others := other_overrides(words)):
         table["overrides"] = others
-    shared = in_common(words)
-    common = [f"{axis}={plain(cells[axis][0])}" for axis in _ALWAYS if words and axis not in axes]
+    shared = common_overrides(words)
+    common = [f"{axis}={axis_text(cells[axis][0])}" for axis in _ALWAYS if words and axis not in axes]
     common += [
         word for word in next(iter(words), []) if word in shared and word.partition("=")[0] not in _ALWAYS
     ]
@@ -84,13 +84,13 @@ def headline(frame: pd.DataFrame, left: int = 0) -> str:
     more = f", {left:,} left" if left else ""
     if not cells:
         return "0 cells: no rows yet"
-    return f"{cells_text(cells, len(frame), noun(frame))}: {counts(frame)}{more}"
+    return f"{cells_text(cells, len(frame), row_noun(frame))}: {counts(frame)}{more}"
 
 
 def counts(frame: pd.DataFrame) -> str:
     """Count the rows of each status, and the injected faults that were detected."""
     statuses = frame.loc[frame["fault_seen"].isna(), "status"]
-    phrases = [f"{number} {plain(status)}" for status, number in statuses.value_counts().items()]
+    phrases = [f"{number} {axis_text(status)}" for status, number in statuses.value_counts().items()]
     if flaky := is_true(frame["flaky"]).sum():
         phrases.append(f"{flaky} flaky")
     if frame["fault_seen"].notna().any():
@@ -113,7 +113,7 @@ def detection(frame: pd.DataFrame) -> pd.DataFrame:
             statuses = " ".join(sorted(set(part["status"]))) or "-"
             worst = "NO" if is_false(part["fault_seen"]).any() else statuses
             entries.append(_rate(part["fault_seen"]) if rows is injected else worst)
-        detecting = {name for row in records(rows) for name in seen_by(row)}
+        detecting = {name for row in plain_rows(rows) for name in failed_checks(row)}
         checks = ", ".join(name for name in (*CHECKS, "error") if name in detecting)
         lines.append([fault, *entries, _rate(rows["fault_seen"]), checks])
     return pd.DataFrame(lines, columns=["fault", *parallelisms, "detected", "detected by"])
@@ -177,7 +177,7 @@ def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
     groups = cells[measured].groupby([_label(cells[axis]) for axis in by], observed=True)
     table = groups.median()
     for name in measured:
-        table[name] = [entry(name, value) for value in table[name]]
+        table[name] = [column_entry(name, value) for value in table[name]]
     table.insert(0, "cells", groups.size().astype(str))
     return Table("costs: medians over cells, in seconds", table.reset_index().astype(str))
 
@@ -204,13 +204,13 @@ def _label(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Return the values as ordered text: numbers by size, others as they come."""
     values = column.dropna().unique()
     known = sorted(values) if column.dtype in ("Int64", "float64") else list(values)
-    texts = dict.fromkeys(map(plain, [*known, *column[column.isna()].head(1)]))
+    texts = dict.fromkeys(map(axis_text, [*known, *column[column.isna()].head(1)]))
     return _texts(column).astype(pd.CategoricalDtype(list(texts), ordered=True))
 
 
 def _texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Return the values as text. `Series.map` of pandas 2 makes floats of integers if one is null."""
-    return pd.Series([*map(plain, column)], column.index, object, column.name)
+    return pd.Series([*map(axis_text, column)], column.index, object, column.name)
 
 
 def _head(axes: list[str], values: tuple[str, ...]) -> str:

@@ -28,7 +28,7 @@ from dcpbench.plan.resources import bytes_in, too_little_space
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row
-from dcpbench.sweep.progress import ProgressDisplay, say
+from dcpbench.sweep.progress import ProgressDisplay, print_sentences
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.first_cause import stop_of
 from dcpbench.verdict.verdict import Verdict
@@ -66,15 +66,17 @@ class CellRunner:
         """Run a cell, and once more if it is not ok. Return the end of this run, and of its retry."""
         first, retry, second = self._run(cell, cell.name), cell.retry, None
         flaky = None
-        if is_due(first, cell.config) and not self.executor.interrupted:
+        if needs_retry(first, cell.config) and not self.executor.interrupted:
             second, not_again = self._retried(retry, first, cell.name)
             if not_again:
                 first.verdict.details["no_retry"] = not_again
         if second:
             flaky = first.verdict.status != second.verdict.status
             # What has failed twice in the same way is kept once.
-            say(self.console, *clear(cell.config, not second.is_ok and flaky, retry.checkpoints))
-        say(self.console, *clear(cell.config, not first.is_ok, cell.checkpoints))
+            print_sentences(
+                self.console, *remove_checkpoints(cell.config, not second.is_ok and flaky, retry.checkpoints)
+            )
+        print_sentences(self.console, *remove_checkpoints(cell.config, not first.is_ok, cell.checkpoints))
         ended = [self._finished(cell, first, flaky)]
         return [*ended, self._finished(retry, second)] if second else ended
 
@@ -88,7 +90,7 @@ class CellRunner:
         try:
             second = self._run(retry, shown_as, "retry")
         except HostsLostError as error:
-            say(self.console, *_remove_all(retry.config.storage, retry.checkpoints))
+            print_sentences(self.console, *_remove_all(retry.config.storage, retry.checkpoints))
             return None, str(error)
         if not second.ends:
             return None, second.verdict.reason
@@ -129,10 +131,10 @@ class CellRunner:
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
-        say(self.console, *(f"{cell.name}: {message}" for end in ends for message in end.dropped))
+        print_sentences(self.console, *(f"{cell.name}: {message}" for end in ends for message in end.dropped))
         if left := [name for end in ends for name in end.left]:
             what = counted(len(left), "segment") + " of shared memory, which another program may have made"
-            say(self.console, f"{cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
+            print_sentences(self.console, f"{cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
         disk_bytes, cell_s = bytes_in(cell.checkpoints), time.monotonic() - started
         attempt = Attempt(verdict, started_at, ends, cell_s, disk_bytes)
         # An injected fault that was detected damaged only the state of its cell.
@@ -144,7 +146,7 @@ class CellRunner:
         """Run the stages of a cell up to the first that does not end as expected."""
         ends: list[StageEnd] = []
         # A sweep that was interrupted can have left objects.
-        say(self.console, remove_objects(cell.config.storage, cell.checkpoints))
+        print_sentences(self.console, remove_objects(cell.config.storage, cell.checkpoints))
         on_phase = partial(self.display.phase, shown_as)
         self.executor.keep_only(set(cell.world_specs))
         code = f"{own_packages(cell.config)} {cell.config.device}"
@@ -163,7 +165,7 @@ class CellRunner:
         return ends
 
 
-def is_due(attempt: Attempt, config: Config) -> bool:
+def needs_retry(attempt: Attempt, config: Config) -> bool:
     """Return whether a run is repeated: its ranks have run, and it is not ok. A cell with an injected fault
     is not: the fault would be there again."""
     return config.retry > 0 and config.fault.target is None and bool(attempt.ends) and not attempt.is_ok
@@ -182,7 +184,7 @@ def _failure_pattern(config: Config, verdict: Verdict) -> Mismatches | None:
     return axes, frozenset(differing)
 
 
-def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
+def remove_checkpoints(config: Config, failed: bool, checkpoints: Path) -> list[str]:
     """Remove the checkpoints of a run, unless they are to be kept, from their folder and from their store.
     Return a sentence for each of these that could not be removed.
 

@@ -22,7 +22,7 @@ from dcpbench.records import files, store
 from dcpbench.records.row import INTERRUPTED, Row, RunKey, exit_status
 from dcpbench.records.store import ResultsError, read_rows, write_csv
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
-from dcpbench.sweep.progress import ProgressDisplay, say
+from dcpbench.sweep.progress import ProgressDisplay, print_sentences
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -97,7 +97,7 @@ class SweepDriver:
         done, complete = done_text(number, len(self.plan.cells), what), number == len(self.plan.cells)
         if error := self.interrupted_by:
             first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
-            say(
+            print_sentences(
                 self.console,
                 f"interrupted: {done}: {error}; {first}run: {command_text('resume', self.folder)}",
             )
@@ -106,13 +106,15 @@ class SweepDriver:
         if rows:
             before = self._report(rows, damaged)
             if not is_part and all(row.status == "skip" for row in rows):
-                say(self.console, "every cell was skipped: nothing was measured")
+                print_sentences(self.console, "every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - began
-            say(self.console, f"{counted(self.written, what)} in {spent_s:.1f} s, written to {self.folder}")
+            print_sentences(
+                self.console, f"{counted(self.written, what)} in {spent_s:.1f} s, written to {self.folder}"
+            )
         failed = not all(row.is_ok for row in self._kept)
-        say(self.console, *next_steps(self.folder, before, complete, failed))
+        print_sentences(self.console, *next_steps(self.folder, before, complete, failed))
         if not complete:
-            say(self.console, f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
+            print_sentences(self.console, f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
         if is_part:
             return status or int(not complete or not all(row.is_ok for row in rows))
         return status or (exit_status(rows) if complete else 1)
@@ -133,7 +135,7 @@ class SweepDriver:
             try:
                 show()
             except ResultsError as error:
-                say(self.console, str(error))
+                print_sentences(self.console, str(error))
         return before
 
     def _describe_machine(self) -> None:
@@ -207,7 +209,7 @@ class SweepDriver:
             checkpoints = [place for run in finished if os.path.lexists(place := run.cell.checkpoints)]
             if not checkpoints:
                 raise
-            say(self.console, *(files.remove(folder, folder.parent) for folder in checkpoints))
+            print_sentences(self.console, *(files.remove(folder, folder.parent) for folder in checkpoints))
             note = "its checkpoints were removed to make room for this row"
             rows = [replace(row, reason="; ".join(filter(None, (row.reason, note)))) for row in rows]
             append()

@@ -72,7 +72,7 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, options: Options) ->
         block: _block([plan for plan in plans if plan.block == block], times, gpus)
         for block in dict.fromkeys(plan.block for plan in plans)
     }
-    from dcpbench.report.document import Content, document_text, put_out  # pandas takes up to a second
+    from dcpbench.report.document import Content, document_text, write_output  # pandas takes up to a second
 
     if options.plan == "json":
         plain = {
@@ -96,7 +96,7 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, options: Options) ->
         more = "" if is_complete else "--all shows every cell, --json all of it"
         content = Content(sections, more=more, headline="\n".join(sentences))
         text = document_text([content], options.plan, sys.stdout)
-    put_out(text, None)
+    write_output(text, None)
     missing = None in targets.values()
     return int(missing) if to_run else exit_status(done.values())
 

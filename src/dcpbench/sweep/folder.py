@@ -115,7 +115,7 @@ class SweepFolder:
     def hold(self) -> None:
         """Make the folder and be the only driver in it."""
         with _refusing(self.path):
-            self._lock = lock(self.path)
+            self._lock = lock_folder(self.path)
 
     def refuse_unusable(self, cells: Sequence[PlannedCell]) -> None:
         """Refuse folders in which a sweep of these cells cannot begin or be resumed; write nothing."""
@@ -213,13 +213,13 @@ def refuse_unusable(folder: Path, key: str = DIR, is_resumed: bool = False) -> N
         refuse_used(folder, key)
     with _refusing(folder, key):
         if (folder / _LOCK).exists():
-            os.close(lock(folder))
+            os.close(lock_folder(folder))
         place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: cannot be used: {place} cannot be written to")
 
 
-def lock(folder: Path) -> int:
+def lock_folder(folder: Path) -> int:
     """Make the folder if it is missing, and lock it; close the returned descriptor to release it. Processes
     that are started later do not inherit it.
 

@@ -21,7 +21,7 @@ _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
 
 
-def say(console: Console, *sentences: str | None) -> None:
+def print_sentences(console: Console, *sentences: str | None) -> None:
     """Print sentences, each on a line that only the terminal wraps; None is left out."""
     for sentence in filter(None, sentences):
         console.print(text_of(sentence), soft_wrap=True)
@@ -91,7 +91,7 @@ class ProgressDisplay:
         """Show the phase that a rank of a running cell begins; a note of the first rank is a line."""
         self._running[cell].phases[rank] = phase
         if note and not rank:
-            say(self._console, f"{self._name(cell)}: {note}")
+            print_sentences(self._console, f"{self._name(cell)}: {note}")
 
     def end(self, row: Row, left: Callable[[], float | None]) -> None:
         """Show the row of a cell; `left` estimates the seconds for the remaining cells."""

@@ -28,7 +28,7 @@ from dcpbench.records.row import INTERRUPTED, shared_gpu_sentences
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.driver import SweepDriver
 from dcpbench.sweep.folder import SweepFolder
-from dcpbench.sweep.progress import cells_sentence, ranks_sentence, say
+from dcpbench.sweep.progress import cells_sentence, print_sentences, ranks_sentence
 from dcpbench.sweep.request import Request
 from dcpbench.sweep.signals import interrupted
 
@@ -102,7 +102,7 @@ def _cells(
         from dcpbench.compose import pairwise
 
         pair_cover = pairwise.covering(composer, probe(), engine.hosts_of, lists)
-        say(console, pairwise.sentence(lists, pair_cover))
+        print_sentences(console, pairwise.sentence(lists, pair_cover))
         return pair_cover.rows
 
     if request.is_resumed:
@@ -111,7 +111,7 @@ def _cells(
         words = words_of_cells(request.overrides, request.loader, request.base, covering)
     if len(words) > _MANY:
         doing = "planning" if request.options.plan else "composing"
-        say(console, f"{counted(len(words), 'cell')}: {doing}")
+        print_sentences(console, f"{counted(len(words), 'cell')}: {doing}")
     return cells_of(composer, request.base, words), probe
 
 
@@ -132,15 +132,15 @@ def _begun_sweep(
     valid = folder.valid_rows(plan.cells, request.options.rerun_failed)
     left = replace(plan, cells=[cell for cell in plan.cells if cell.run not in valid.lines])
     shared = shared_gpu_sentences((cell.columns for cell in plan.cells), [plan.machine.nccl])
-    say(console, *valid.sentences(len(plan.cells)), *shared)
+    print_sentences(console, *valid.sentences(len(plan.cells)), *shared)
     with console.status("importing the workloads"):  # on a terminal
         _refuse_unusable_targets(left, engine)
-    say(console, *folder.begin(plan.cells, valid, request.base))
+    print_sentences(console, *folder.begin(plan.cells, valid, request.base))
     earlier = folder.earlier_machines(plan.environment)
     # pandas takes up to a second to import, which the driver has while the ranks are at work.
     threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
     if left.cells:
-        say(console, cells_sentence(left, folder.path), ranks_sentence(left))
+        print_sentences(console, cells_sentence(left, folder.path), ranks_sentence(left))
     return SweepDriver(folder.path, plan, engine, console, valid.rows, earlier)
 
 

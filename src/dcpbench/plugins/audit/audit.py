@@ -17,7 +17,7 @@ from dcpbench.config.text import counted, size_text
 from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.formats.on_disk import Audited, FolderState, audited, newest_first
 from dcpbench.records.store import ResultsError
-from dcpbench.report.styles import complain, standard_output, style_of, text_of
+from dcpbench.report.styles import print_error, standard_output, style_of, text_of
 
 if TYPE_CHECKING:
     from dcpbench.report.document import Table
@@ -49,10 +49,15 @@ def main(
         return _print_newest(checkpoints, look)
     audits = [audit for folder in checkpoints for audit in [*newest_first([folder], look)] or [look(folder)]]
     shown = [audit for audit in audits if not (bad and audit.state is FolderState.complete)]
-    from dcpbench.report.document import Content, Lines, document_text, put_out  # pandas takes up to a second
+    from dcpbench.report.document import (  # pandas takes up to a second
+        Content,
+        Lines,
+        document_text,
+        write_output,
+    )
 
     if as_json or format == "json":
-        put_out(json.dumps([_plain(audit) for audit in shown], indent=1) + "\n", None)
+        write_output(json.dumps([_plain(audit) for audit in shown], indent=1) + "\n", None)
     else:
         of_one = all or len(audits) == 1  # of several, only their states matter
         sections: list[Lines | Table] = []
@@ -63,7 +68,7 @@ def main(
                 sections += [Lines("", lines), _keys(audit, all)]
                 lines = []
         content = Content([*sections, Lines("", [*lines, _summary(audits)])])
-        put_out(document_text([content], format or "table", sys.stdout), None)
+        write_output(document_text([content], format or "table", sys.stdout), None)
     return max(_EXIT_STATUS[audit.state] for audit in audits)
 
 
@@ -86,7 +91,7 @@ def _print_newest(folders: Sequence[Path], look: Callable[[Path], Audited]) -> i
             with standard_output():
                 print(audit.folder)
             return 0
-        complain(f"{audit.folder}: {audit.state}: {audit.why}")
+        print_error(f"{audit.folder}: {audit.state}: {audit.why}")
     if audit is None:
         raise ResultsError("; ".join(f"{folder}: {look(folder).because}" for folder in folders))
     return 1

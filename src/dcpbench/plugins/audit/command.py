@@ -1,6 +1,6 @@
 """The command `audit`."""
 
-from dcpbench.cli.tree import Command, flag, formats, places, several
+from dcpbench.cli.tree import Command, flag_option, folders_argument, format_options, repeatable_option
 
 audit = Command(
     "audit",
@@ -15,13 +15,15 @@ audit = Command(
 
     The exit status is 0 if all are complete, 1 if one is torn or damaged, 2 if one is not a checkpoint. With
     --newest it is 0 if a complete one was found, 1 if none is complete, 2 if there is no checkpoint.""",
-    places("checkpoints", "CHECKPOINT..."),
-    flag(
+    folders_argument("checkpoints", "CHECKPOINT..."),
+    flag_option(
         "--newest", "Print the newest complete checkpoint below these folders, by number, otherwise by time."
     ),
-    flag("--bad", "Print only those that are not complete."),
-    flag("--data", "Read the data too, and compare it with the checksums that torch.save has written."),
-    several("--beside", "FILE", "Another file that has to exist, such as Lightning's meta.pt."),
-    flag("--all", "Print all keys and all mismatches."),
-    *formats("table", "markdown", "json"),
+    flag_option("--bad", "Print only those that are not complete."),
+    flag_option(
+        "--data", "Read the data too, and compare it with the checksums that torch.save has written."
+    ),
+    repeatable_option("--beside", "FILE", "Another file that has to exist, such as Lightning's meta.pt."),
+    flag_option("--all", "Print all keys and all mismatches."),
+    *format_options("table", "markdown", "json"),
 )

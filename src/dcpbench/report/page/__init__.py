@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, is_true, ok
+from dcpbench.analysis.frame import Sweeps, as_expected, is_true
 from dcpbench.core.plugins import plugins
 from dcpbench.records.store import RESULTS_CSV
-from dcpbench.report.page.data import cut, page_data
-from dcpbench.report.page.summary import changes_since, head
+from dcpbench.report.page.data import page_data, shortened
+from dcpbench.report.page.summary import changes_since, page_head
 from dcpbench.report.tables import detection
 
 _SCRIPTS = (
@@ -67,7 +67,7 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None) -> str:
         title=_text(title),
         css=css,
         script=script,
-        head=_ascii(head(sweeps, changes)),
+        head=_ascii(page_head(sweeps, changes)),
         rows=_packed(sweeps, changes.get("lines", [])),
         plain=_plain(sweeps.frame),
         sections="".join(
@@ -101,8 +101,8 @@ def _plain(frame: pd.DataFrame) -> str:
     """Return tables of what did not pass, for a browser without scripts."""
     parts = []
     passed = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
-    chosen = frame[~(passed & ok(frame))]
-    shown = chosen[_PLAIN].head(_PLAIN_ROWS).fillna("").map(cut, characters=_PLAIN_REASON)
+    chosen = frame[~(passed & as_expected(frame))]
+    shown = chosen[_PLAIN].head(_PLAIN_ROWS).fillna("").map(shortened, characters=_PLAIN_REASON)
     for table in (detection(frame), shown):
         parts += [_table(table)] if len(table) else []
     if len(chosen) > len(shown):

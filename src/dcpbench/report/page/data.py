@@ -11,8 +11,8 @@ import pandas as pd
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.differing import axes_that_differ, cell_names, matrices
-from dcpbench.analysis.frame import Sweeps, noun, outcomes, records
-from dcpbench.analysis.runs import commands, names_of, seen_by, without_numbers
+from dcpbench.analysis.frame import Sweeps, outcomes, plain_rows, row_noun
+from dcpbench.analysis.runs import failed_checks, rerun_commands, row_names, without_numbers
 from dcpbench.code.sources import recorded
 from dcpbench.config.text import clipped
 from dcpbench.core.axes import AXES
@@ -77,7 +77,7 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     """Return the data of the page of some sweeps, ready for JSON: longer texts are cut, and so are lists."""
     frame, several = sweeps.frame, len(sweeps.environments) > 1
     kept = ["sweep"] * several + [column for column in columns() if column not in _NOT_KEPT]
-    rows = [row | {"details": dict_in(row["details"])} for row in records(frame[[*kept, "details"]])]
+    rows = [row | {"details": dict_in(row["details"])} for row in plain_rows(frame[[*kept, "details"]])]
     shown, short = outcomes(frame), [clipped(short_reason(row), _SHORT) for row in rows]
     # Overrides that vary, and are part of a cell's identity, are axes too.
     keys, words = identity_keys(frame), [override_values(line) for line in frame["overrides"]]
@@ -93,14 +93,14 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     places = pd.factorize(pd.Series([*zip(*axes.values(), strict=True)], dtype=object))[0]
     values |= {
         "key": [f"{row['sweep']}/{row['cell']}" if several else str(row["cell"]) for row in rows],
-        "name": names_of(frame).tolist() if noun(frame) == "stop" else cell_names(axes),
+        "name": row_names(frame).tolist() if row_noun(frame) == "stop" else cell_names(axes),
         "number": run_numbers(places.tolist(), labels),
         "shown": [spec.name for spec in shown],
         "ok": [spec.ok for spec in shown],
         "short": short,
         "reason_group": pd.factorize(pd.Series(short).map(without_numbers))[0].tolist(),
         "causes": [*map(causes_of, rows)],
-        "seen_by": [*map(seen_by, rows)],
+        "seen_by": [*map(failed_checks, rows)],
         "losses": [_losses(row["details"]) for row in rows],
         "ending": [_ending(row, characters) for row in rows],
         "check_details": [_checks(row["details"], characters) for row in rows],
@@ -108,7 +108,7 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     }
     return PageData(
         rows=len(frame),
-        columns=_clean(values, characters) | {"again": commands(frame)},
+        columns=_clean(values, characters) | {"again": rerun_commands(frame)},
         axes=[*axes],
         varying=axes_that_differ(axes),
         matrices=matrices(axes),
@@ -167,7 +167,7 @@ def _explained(spec: CheckSpec) -> list[str]:
     ]
 
 
-def cut(text: str, characters: int) -> str:
+def shortened(text: str, characters: int) -> str:
     """Return a text, shortened if it is longer."""
     more = len(text) - characters
     files = f"{RESULTS_JSONL} or {DETAILS_JSONL}"
@@ -177,7 +177,7 @@ def cut(text: str, characters: int) -> str:
 def _clean(value: Any, characters: int) -> Any:
     """Return a JSON value with long texts cut, and null for numbers that are not finite."""
     if isinstance(value, str):
-        return cut(value, characters)
+        return shortened(value, characters)
     if isinstance(value, dict):
         return {key: _clean(inner, characters) for key, inner in value.items()}
     if isinstance(value, list):
@@ -271,7 +271,7 @@ def _ending(row: dict[str, Any], characters: int) -> dict[str, Any]:
     """Return where and how the run ended, and the end of its log."""
     details = row["details"]
     lines = _without_message([*map(str, list_in(details.get("log_tail")))], str(row["reason"] or ""))
-    log = [cut(line, characters // 10) for line in lines[-(characters // 130) :]]
+    log = [shortened(line, characters // 10) for line in lines[-(characters // 130) :]]
     return {key: details[key] for key in _OF_ENDING if key in details} | {"log_tail": log}
 
 

@@ -11,30 +11,39 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import add_cell_keys, identity_keys, names_of_cells
-from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compared, differences
+from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compare_sweeps, environment_differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
-from dcpbench.analysis.frame import Sweeps, as_text, noun, ok, outcomes, planned, records, short_names
+from dcpbench.analysis.frame import (
+    Sweeps,
+    as_expected,
+    as_text,
+    outcomes,
+    plain_rows,
+    row_noun,
+    short_names,
+    without_retries,
+)
 from dcpbench.analysis.runs import cell_numbers, remarks
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
 from dcpbench.records.row import WRONG_CONFIGURATION, cell_seconds, dict_in, list_in
-from dcpbench.report.document import quantity
+from dcpbench.report.document import quantity_text
 
 _LISTED = 300
 _NAMED = 20
 _BAD_CHANGES = CHANGES[:4]
 
 
-def head(sweeps: Sweeps, changes: dict[str, Any]) -> str:
+def page_head(sweeps: Sweeps, changes: dict[str, Any]) -> str:
     """Return the head of the page as HTML.
 
     Args:
         changes: what `changes_since` returned; empty if there is no sweep to compare with.
     """
     frame, missing = sweeps.frame, [*chain.from_iterable(sweeps.not_run().values())]
-    bad = not ok(frame).all() or missing or frame["status"].eq("skip").all()
+    bad = not as_expected(frame).all() or missing or frame["status"].eq("skip").all()
     parts = [f'<p id="verdict" class="verdict{" bad" if bad else ""}">{_text(_verdict(frame, not missing))}']
     parts += [f" {_text(remark)}." for remark in remarks(frame)]
     if missing:
@@ -44,7 +53,7 @@ def head(sweeps: Sweeps, changes: dict[str, Any]) -> str:
         )
     parts.append(f'</p>\n<p id="origin" class="constants">{_spans(_origin(sweeps))}</p>\n')
     words = ["run", *known] if (known := sweeps.words()) else []
-    if noun(frame) == "stop":
+    if row_noun(frame) == "stop":
         words = ["script", "--", str(dict_in(frame["config"].iloc[0]).get("script.command"))]
     if words:
         parts.append(f'<p id="ran">Ran <code>dcpbench {_text(" ".join(words))}</code></p>\n')
@@ -60,10 +69,10 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     """Compare two sweeps: a `summary`, and as `lines` what changed, the worst first, each with `row`, the
     number of a row of the cell now."""
     frame = now.frame.reset_index(drop=True)
-    comparison = compared("", before.frame, frame, always_compared())
+    comparison = compare_sweeps("", before.frame, frame, always_compared())
     both = pd.concat([before.frame, frame])
     cells = add_cell_keys(frame, identity_keys(both))
-    worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
+    worst = cells.assign(ok=as_expected(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
     rows = {key: int(row) for key, row in zip(worst["key"], worst.index, strict=True)}
     names = dict(zip(comparison.cells.index, names_of_cells(comparison.cells), strict=True))
     changed = comparison.statuses[comparison.statuses["change"] != SAME]
@@ -80,8 +89,8 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     called = comparison.costs[comparison.costs["verdict"].isin(CHANGED)]
     called = called.assign(worse=is_regression(called)).sort_values("worse", ascending=False, kind="stable")
     costs = []
-    for cost in records(called.head(_LISTED)):
-        then, later = (quantity(cost["metric"], cost[side]) for side in ("old", "new"))
+    for cost in plain_rows(called.head(_LISTED)):
+        then, later = (quantity_text(cost["metric"], cost[side]) for side in ("old", "new"))
         costs.append(
             {
                 "what": f"{cost['metric']} {cost['verdict']}",
@@ -95,7 +104,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     counts = [f"{count} {name}" for name, count in changed["change"].value_counts(sort=False).items()]
     counts += [f"{counted(worse, 'cost')} worse"] if worse else []
     counts += [f"{counted(len(called) - worse, 'cost')} better"] if len(called) > worse else []
-    differing = differences({"old": before, "new": now})
+    differing = environment_differences({"old": before, "new": now})
     torch = differing[differing["what"].eq("torch")]
     others = [what for what in differing["what"] if what not in ("torch", *COMMITS.values())]
     began = before.frame["started_at"].dropna().min()
@@ -122,11 +131,11 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
 
 
 def _verdict(frame: pd.DataFrame, complete: bool) -> str:
-    frame = planned(frame)
+    frame = without_retries(frame)
     if frame.empty:
         return "This sweep has no rows yet."
     cells = cell_numbers(frame).nunique()
-    size = counted(cells, noun(frame))
+    size = counted(cells, row_noun(frame))
     size = size if cells == len(frame) else f"{counted(len(frame), 'run')} of {size}"
     specs = outcomes(frame)
     bad, good = ([spec for spec in specs if spec.ok is wanted] for wanted in (False, True))
@@ -139,7 +148,7 @@ def _verdict(frame: pd.DataFrame, complete: bool) -> str:
     else:
         text = f"{size}, all as expected: {_counts(good)}."
     status = int(bool(bad) or skipped)
-    if noun(frame) == "stop" and not bad and any(spec.name == "skip" for spec in specs):
+    if row_noun(frame) == "stop" and not bad and any(spec.name == "skip" for spec in specs):
         status = WRONG_CONFIGURATION
     return f"{text} Exit status {status}." if complete else text
 
@@ -163,13 +172,13 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
         else ""
     )
     with suppress(ValueError, OverflowError):  # not a time, or not one of this calendar
-        times = records(frame.loc[began.index, ["cell_s", "shared_cell_s"]])
+        times = plain_rows(frame.loc[began.index, ["cell_s", "shared_cell_s"]])
         took = [cell_seconds(row) or 0 for row in times]
         starts = [datetime.fromisoformat(text).timestamp() for text in began]
         spent_s = max((start + of for start, of in zip(starts, took, strict=True)), default=0) - min(
             starts, default=0
         )
-        yield duration_text(spent_s) if spent_s > 0 and noun(frame) == "cell" else ""
+        yield duration_text(spent_s) if spent_s > 0 and row_noun(frame) == "cell" else ""
     yield _all_of("", map(_machine, known))
     yield from sweeps.shared_gpus(frame)
     for column, name in COMMITS.items():
