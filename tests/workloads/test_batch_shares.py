@@ -1,4 +1,5 @@
-"""Shares are never guessed: a table of batches, with the parts of each for 2 and 3 ranks, or its refusal."""
+"""What a batch may be, and how ranks share one. Shares are never guessed: a table of batches, with the parts
+of each for 2 and 3 ranks, or its refusal."""
 
 import dataclasses
 import threading
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from dcpbench.compare.leaves import same_value
-from dcpbench.workloads.batch import leaves, samples_of, share_of
+from dcpbench.workloads.batch import leaves, map_tensors, samples_of, share_of, to_device
 
 Pair = namedtuple("Pair", "x y")
 PARTS = {(6, 2): (range(3), range(3, 6)), (6, 3): (range(2), range(2, 4), range(4, 6))}
@@ -248,3 +251,29 @@ def test_anything_else_is_refused_in_one_line(name: str, of: int) -> None:
     assert "\n" not in str(error.value)
     shapes = ["nested" if one.is_nested else str(tuple(one.shape)) for one in arrays(batch)]
     assert isinstance(error.value, TypeError) or all(shape in str(error.value) for shape in shapes)
+
+
+@given(count=st.integers(1, 40), of=st.integers(1, 8))
+def test_shares_are_the_batch_in_order(count: int, of: int) -> None:
+    batch = {"x": rows(count), "names": [str(number) for number in range(count)]}
+    if count < of:
+        with pytest.raises(ValueError, match=f"{count} samples? for {of} shares: each needs one"):
+            share_of(batch, 0, of)
+        return
+    shares = [share_of(batch, number, of) for number in range(of)]
+    assert torch.equal(torch.cat([share["x"] for share in shares]), batch["x"])
+    assert [name for share in shares for name in share["names"]] == batch["names"]
+    sizes = [samples_of(share) for share in shares]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_tensors_are_mapped_and_objects_move_themselves() -> None:
+    doubled = map_tensors(lambda value: value * 2, [{"x": Pair(X, None)}, UserDict(y=Record(X.numpy()))])
+    assert torch.equal(doubled[0]["x"].x, 2 * X)
+    assert doubled[1]["y"].x.tolist() == (2 * X).tolist()
+    batches = [batch for name, (batch, _) in SHARED.items() if name != "objects"]
+    assert [type(map_tensors(torch.as_tensor, batch)) for batch in batches[2:]] == [*map(type, batches[2:])]
+    moved = to_device({"own": Movable(X), "x": X, "a": np.arange(2)}, torch.device("meta"))
+    assert moved["own"].x.device == moved["x"].device == torch.device("meta")
+    assert moved["a"].tolist() == [0, 1]
