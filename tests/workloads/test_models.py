@@ -1,11 +1,7 @@
-"""Models that torch's checkpointing does not restore completely: their rows say what is lost, and by which
-bug."""
-
-from typing import Any
+"""State of models: what is saved. Those that torch does not restore are in test_ordinary_workloads.py."""
 
 import pytest
 
-from conftest import ONE_STEP, Finished, blocks, run, selected
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build
 from dcpbench.runs.run_state import live_state
@@ -36,43 +32,3 @@ def test_save_before_the_first_step_passes(optimizer: str) -> None:
     once = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
     verdict, _ = alone(**once, optimizer=optimizer, save_at=0)
     assert verdict.status == "pass", verdict.reason
-
-
-@pytest.fixture(scope="module")
-def defective(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = [
-        {"model": model, "parallel": parallel} for model, parallel in selected(request, "model", "parallel")
-    ]
-    cells.append({"scenario": "convert", "model": "batch_norm", "parallel": "fsdp2", "load_parallel": "ddp"})
-    words = ("device=cpu", "world_size=2", "saves=1", *ONE_STEP)
-    return run(tmp_path_factory.mktemp("defective") / "sweep", *blocks(cells), *words)
-
-
-IN_TRAINING = {"training": True, "gradient_close": True, "batch_loss_close": True}
-BUFFER: dict[str, Any] = {"model_equal": False, "optim_equal": True, "loss_resume_equal": True, **IN_TRAINING}
-NO_KEY = "Missing key in checkpoint state_dict: optimizer.state.experts.unused.weight"
-LOST: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
-    ("batch_norm", "ddp"): ("xfail", "buffers-of-some-rank", BUFFER),
-    ("batch_norm", "fsdp2"): ("xfail", "buffers-of-some-rank", BUFFER),
-    ("unused", "fsdp2"): ("xfail", NO_KEY, {}),
-    ("unused", "ddp"): ("skip", "", {}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "parallel"), LOST)
-def test_lost_state_is_a_known_failure(defective: Finished, model: str, parallel: str) -> None:
-    """`make test` has the others in workloads (test_ordinary_workloads.py)."""
-    status, reason, columns = LOST[model, parallel]
-    row = defective.row(model=model, parallel=parallel, scenario="save_load")
-    assert row["status"] == status, row["reason"]
-    assert reason in row["reason"]
-    assert {name: row[name] for name in columns} == columns
-
-
-@pytest.mark.slow
-def test_buffers_that_ddp_overwrites_are_explained_on_each_rank(defective: Finished) -> None:
-    row = defective.row(scenario="convert")
-    assert row["status"] == "xfail", row["reason"]
-    assert "buffers-of-some-rank" in row["reason"]
-    assert (row["model_equal"], row["optim_equal"]) == (False, True)

@@ -87,7 +87,7 @@ BLOCKS = (
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
     "buffers_of_parts",
     *("idle_generator", "idle_generator_elsewhere", "names_of_dcpbench", "frozen_dtypes", "mixed_dtypes"),
-    *("buffers_of_component", "buffers_of_average", "unusual"),
+    *("buffers_of_component", "buffers_of_average", "unusual", "models", "models_converted"),
 )
 KEPT = (
     *(
@@ -108,9 +108,9 @@ KEPT = (
         "names_of_dcpbench",
         "frozen_dtypes",
     ),
-    *("buffers_of_component", "unusual", "workers"),
+    *("buffers_of_component", "unusual", "workers", "models"),
 )
-"""Blocks of each kind: `make test` has their first workload, under the last of their parallelisms."""
+"""Blocks of each kind: `make test` has the first of their workloads or models, under the last parallelism."""
 
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
 FROZEN = "known failure state-of-frozen: set_optimizer_state_dict drops the state of frozen parameters"
@@ -150,6 +150,7 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
         "parallel=ddp,": ("error", "find_unused_parameters"),
         "": ("xfail", NO_GRADIENT),
     },
+    "unused": {"parallel=ddp,": ("skip", ""), "": ("xfail", NO_GRADIENT)},
     "unused_on_one_rank": {"": ("error", "find_unused_parameters")},
     "unused_and_unsaved_state": {
         "": ("error", "(before that checkpoint_whole: rank 0: optimizer.state.parts.used")
@@ -264,11 +265,11 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     asked = selected(request, "block")
     cells = [cell for block, cell in cells_of("ordinary_workloads").items() if block in asked]
     if {*asked} <= {*KEPT}:
+        trained = ("workload.target", "model")
         cells = [
             {
-                **cell,
+                **{key: value.partition(",")[0] if key in trained else value for key, value in cell.items()},
                 "parallel": cell["parallel"].rpartition(",")[2],
-                "workload.target": cell["workload.target"].partition(",")[0],
             }
             for cell in cells
         ]
