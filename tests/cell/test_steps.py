@@ -28,7 +28,7 @@ from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import Leaves
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.world import World
-from support import own_trainer
+from support import trainers
 from support.alone import bare_cell, config
 from support.notes import why_not
 
@@ -40,7 +40,7 @@ def names(of: Iterable[str]) -> set[str]:
     return {name.rpartition(".")[2] for name in of}
 
 
-class Opaque(own_trainer.DrawsNothing):
+class Opaque(trainers.DrawsNothing):
     """A trainer with three attributes that cannot be read, which draws no random numbers."""
 
     def __init__(self, setup: Any) -> None:
@@ -49,7 +49,7 @@ class Opaque(own_trainer.DrawsNothing):
 
 
 def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
-    target = {"target": "support.own_trainer.Trainer"}
+    target = {"target": "support.trainers.Trainer"}
     cell = bare_cell(
         tmp_path, config(checkpointer="trainer", workload=target, **{**SMALL, "resume_steps": 3})
     )

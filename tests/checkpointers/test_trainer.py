@@ -40,8 +40,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     asked |= {
         name for kind in ("trainer", "wrong", "missing", "late", "staged") for name in selected(request, kind)
     }
-    targets = ",".join(f"support.trainers_files.{name}" for name in sorted(asked))
-    chains = [{"workload.target": f"support.trainers_files.{name}"} for name in selected(request, "chained")]
+    targets = ",".join(f"support.trainers.{name}" for name in sorted(asked))
+    chains = [{"workload.target": f"support.trainers.{name}"} for name in selected(request, "chained")]
     cells = [{"workload.target": targets}, *({**cell, "scenario": "chain"} for cell in chains)]
     words = (
         "checkpointer=trainer",
@@ -56,7 +56,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def row_of(sweep: Finished, name: str, scenario: str = "save_load") -> dict[str, Any]:
-    return sweep.row(model=f"support.trainers_files.{name}", scenario=scenario)
+    return sweep.row(model=f"support.trainers.{name}", scenario=scenario)
 
 
 def left_out(row: dict[str, Any]) -> dict[str, str]:

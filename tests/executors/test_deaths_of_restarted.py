@@ -19,7 +19,7 @@ CAUSES = {
     ("segv", "save", 1): ("crash", r"rank 1 was killed by SIGSEGV in save at .*"),
     ("sleeps", "save", 1): ("timeout", r"after 2 s \(timeouts.save_s=2\) still in save \(rank .*"),
 }
-AFTER = {"workload.target": "support.own_trainer.Trainer", "checkpointer": "trainer"}
+AFTER = {"workload.target": "support.trainers.Trainer", "checkpointer": "trainer"}
 
 
 @pytest.fixture(scope="module")

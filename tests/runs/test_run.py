@@ -25,7 +25,7 @@ def assigned(file: Path) -> set[str]:
 
 
 def test_a_run_is_complete_when_it_is_built() -> None:
-    trainer = config(checkpointer="trainer", workload={"target": "support.own_trainer.Trainer"})
+    trainer = config(checkpointer="trainer", workload={"target": "support.trainers.Trainer"})
     runs = build(config(model="short"), world(), 0), TrainerRun(trainer, world(), 0)
     attributes = {name for run in runs for name in vars(run)} | NOTED
     assert attributes >= {"model", "optimizer", "random", "trainer", "pipeline"}

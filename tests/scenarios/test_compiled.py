@@ -12,7 +12,7 @@ MODELS = [
 ]
 OWN = [(parallel, "own_workload.build") for parallel in ("ddp", "fsdp", "fsdp2", "hsdp2")]
 OWN += [(parallel, "ordinary_workloads.named_tuple") for parallel in ("ddp", "fsdp2")]
-OWN += [("ddp", "healthy_trainers.Compiles")]
+OWN += [("ddp", "trainers.Compiles")]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from dcpbench.runs.own_trainer import Setup
 from dcpbench.workloads.workload import Workload
 from support.ordinary_workloads import WIDTH, inputs, reversed_loss
-from support.own_trainer import Trainer
+from support.trainers import Trainer
 
 IMPORTED_AT = time.time_ns()
 _calls = 0

@@ -8,7 +8,7 @@ from conftest import Finished, blocks, cells_of, run, selected
 pytestmark = pytest.mark.slow
 
 SHARDED = ("fsdp", "fsdp2", "fsdp2_per_layer")
-LOSES_ITS_BASE = "support.healthy_trainers.LosesItsBase"
+LOSES_ITS_BASE = "support.trainers.LosesItsBase"
 CLIPS_ITS_PART = "support.healthy_workloads.clips_its_part"
 WITHOUT_CLOSURE = "known failure closure: the loop of a Workload, and get_optimizer_state_dict, call step()"
 REFUSED = {
@@ -88,7 +88,7 @@ def test_python_values_in_optimizers_have_controls(sweep: Finished, parallel: st
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_unsaved_base_must_be_built_the_same(sweep: Finished, parallel: str) -> None:
-    same = sweep.row(model="support.healthy_trainers.OnlyTheAdapter", parallel=parallel)
+    same = sweep.row(model="support.trainers.OnlyTheAdapter", parallel=parallel)
     control = same["details"]["checks"]["model_equal"]["control"]
     assert control["base.0.weight in the checkpoint of step 1"]
     other = sweep.row(model=LOSES_ITS_BASE, parallel=parallel)

@@ -71,7 +71,7 @@ def test_all_hosts_read_checkpoints_in_a_store(
 
 
 def test_trainer_is_loaded_by_new_processes_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
-    targets = "workload.target=support.own_trainer.Trainer,support.own_trainer.KeepsItInMemory"
+    targets = "workload.target=support.trainers.Trainer,support.trainers.KeepsItInMemory"
     words = ("checkpointer=trainer", "device=cpu", "parallel=ddp", "world_size=2", "saves=1", "retry=0")
     swept = run(tmp_path / "sweep", "-m", targets, *words, *ONE_STEP, *two.words)
     assert [(row["status"], row["restart"]) for row in swept.rows] == [
