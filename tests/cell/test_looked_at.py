@@ -25,6 +25,7 @@ from support.looked_at import (
     absent_key,
     opened,
     passed,
+    passing,
     places_of,
     save_load,
 )
@@ -32,11 +33,11 @@ from support.notes import noted, why_not
 
 pytestmark = pytest.mark.cell
 
-TRAINER: dict[str, Any] = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
+TRAINER: dict[str, Any] = {"checkpointer": "trainer", "workload": {"target": "support.trainers.Trainer"}}
 
 
 def test_save_load() -> None:
-    ran = passed(run_alone(**SMALL))
+    ran = passing()
     (report,) = ran.reports
     assert places_of(report) == save_load()
     assert ran.left == ["step-0001", "step-0002"], "what was saved again is removed"
@@ -60,7 +61,7 @@ def chain(looked: Looked = SHORT) -> Places:
 
 
 def test_chain() -> None:
-    ran = passed(run_alone(**SMALL, scenario="chain"))
+    ran = passing(scenario="chain")
     (report,) = ran.reports
     assert places_of(report) == chain()
     assert ran.left == ["step-0001", "step-0002"]
@@ -74,7 +75,7 @@ def test_chain_needs_two_saves() -> None:
 
 def test_chain_trains_on_during_its_save() -> None:
     with group_of_one() as group:
-        ran = passed(run_alone(**SMALL, scenario="chain", save="async", seen_by=world(group=group)))
+        ran = passing(scenario="chain", save="async", seen_by=world(group=group))
     assert places_of(ran.reports[0]) == chain()
     assert ran.uploads == [1, 0, 1, 0]
     began = [number for number, phase in enumerate(ran.announced) if phase == "save"]
@@ -136,7 +137,7 @@ def test_stages_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_overlapping_saves_are_compared_like_others() -> None:
-    ran = passed(run_alone(**SMALL, save="async", overlap_saves=True))
+    ran = passing(save="async", overlap_saves=True)
     (report,) = ran.reports
     uncounted = {place: names - (OPEN - opened(False)) for place, names in save_load().items()}
     beside = {
@@ -147,7 +148,7 @@ def test_overlapping_saves_are_compared_like_others() -> None:
 
 
 def test_no_dist() -> None:
-    ran = passed(run_alone(**SMALL, scenario="no_dist"))
+    ran = passing(scenario="no_dist")
     extra = {("contract_held", "saved and loaded"): {"empty state dict"}}
     assert places_of(ran.reports[0]) == save_load() | extra
     assert ran.left == ["empty", "full", "step-0001", "step-0002"]
@@ -156,7 +157,7 @@ def test_no_dist() -> None:
 def test_sub_groups() -> None:
     """One rank is alone in its half."""
     with group_of_one() as group:
-        ran = passed(run_alone(**SMALL, scenario="sub_groups", seen_by=world(group=group)))
+        ran = passing(scenario="sub_groups", seen_by=world(group=group))
         assert len(dist.distributed_c10d._world.pg_names) == 1, "the half's group is gone"
     (report,) = ran.reports
     where = "in the checkpoint of this rank's half"
@@ -187,7 +188,7 @@ def test_half_that_loads_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_rank_without_collectives_raises_its_own_error() -> None:
-    passed(run_alone(**SMALL, scenario="overwrite", save="sync_no_collectives"))
+    passing(scenario="overwrite", save="sync_no_collectives")
 
 
 @pytest.mark.parametrize("same_layout", [True, False])

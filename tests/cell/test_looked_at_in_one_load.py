@@ -10,15 +10,15 @@ from dcpbench.scenarios import fine_tune
 from dcpbench.scenarios.dcp_api import in_place
 from dcpbench.scenarios.dcp_api.stateful_objects import plain_values
 from dcpbench.state.snapshot import snapshot_nested
-from support.alone import bare_cell, config, group_of_one, run_alone, world
-from support.looked_at import SHORT, SMALL, Looked, absent_key, once, passed, places_of, trained
+from support.alone import bare_cell, config, group_of_one, world
+from support.looked_at import SHORT, SMALL, Looked, absent_key, once, passing, places_of, trained
 
 pytestmark = pytest.mark.cell
 
 
 def test_partial_load() -> None:
     where = "in the checkpoint of step 2"
-    ran = passed(run_alone(**SMALL, scenario="partial_load"))
+    ran = passing(scenario="partial_load")
     assert places_of(ran.reports[0]) == {
         **once(2),
         **SHORT.loaded(2, again=True),
@@ -34,7 +34,7 @@ def test_partial_load() -> None:
 
 def test_model_only() -> None:
     """Each checkpoint is loaded by every way that reads it; no other state is compared."""
-    ran = passed(run_alone(**SMALL, scenario="model_only", storage="hf_consolidated"))
+    ran = passing(scenario="model_only", storage="hf_consolidated")
     places = places_of(ran.reports[0])
     tensors, where = SHORT.names["model_equal"], "in the checkpoint of step"
     compared = {place: names for place, names in places.items() if place[0] == "model_equal"}
@@ -50,13 +50,13 @@ def test_model_only() -> None:
 def test_in_place() -> None:
     target = trained(config(**SMALL))
     paths = set(in_place._places({name: each.state_dict() for name, each in target.state().items()}))
-    ran = passed(run_alone(**SMALL, scenario="in_place"))
+    ran = passing(scenario="in_place")
     where = "after the load in the checkpoint of step 2"
     assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): paths}
 
 
 def test_overwrite() -> None:
-    ran = passed(run_alone(**SMALL, scenario="overwrite"))
+    ran = passing(scenario="overwrite")
     # What was in the one place is gone, and what was elsewhere was the control.
     expected = once(2) | SHORT.saved(3, first=False) | {("contract_held", "of the save"): {"refusal"}}
     del expected["files_unchanged", "in the checkpoint of step 1"]
@@ -65,7 +65,7 @@ def test_overwrite() -> None:
 
 def test_stateful_or_not() -> None:
     where = "in the checkpoint of step 2"
-    ran = passed(run_alone(**SMALL, scenario="stateful_or_not"))
+    ran = passing(scenario="stateful_or_not")
     plain = controllable(snapshot_nested(plain_values(world().device, 1)))
     beside = {f"plain.{name}" for name in plain} | {"stateful.data"}
     expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
@@ -76,7 +76,7 @@ def test_stateful_or_not() -> None:
 def test_key_order() -> None:
     where = "in the checkpoint of step 2"
     with group_of_one() as group:
-        ran = passed(run_alone(**SMALL, scenario="key_order", seen_by=world(group=group)))
+        ran = passing(scenario="key_order", seen_by=world(group=group))
     beside = {f"{each}.{name}" for each in ("gathering", "summing") for name in ("data", "seen")}
     expected = once(2)
     expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
@@ -101,5 +101,5 @@ def test_fine_tune(scenario: str, tmp_path: Path) -> None:
     expected[("side_effect_free", "after the load of step 1")] |= SHORT.all
     for where in ("before the fine-tuning", "after the fine-tuning"):
         expected[("model_equal", where)] = pretrained
-    ran = passed(run_alone(**SMALL, scenario=scenario))
+    ran = passing(scenario=scenario)
     assert places_of(ran.reports[0]) == expected

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dcpbench.cell import handover, steps
-from dcpbench.cell.cell import Cell
+from dcpbench.cell import handover
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.compare.controls import controllable
@@ -22,13 +21,11 @@ from dcpbench.core.mismatch import Place
 from dcpbench.core.rank_report import CheckReport, Skip
 from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import Run
 from dcpbench.scenarios import fine_tune
 from dcpbench.scenarios.dcp_api import in_place, refused_saves, stateful_objects, sub_groups
 from dcpbench.state.process_state import ProcessState
 from dcpbench.state.snapshot import snapshot_nested
 from dcpbench.torch_private import LOAD_KEYS
-from dcpbench.twin.lockstep import CHECKS, REPLICAS
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
 from support.names import by_text
@@ -112,26 +109,6 @@ def test_injected_defect_is_reported(name: str) -> None:
     with defect, group_of_one() if scenario == "key_order" else nullcontext() as group:
         (report,) = run_alone(**SMALL, scenario=scenario, seen_by=world(group=group)).reports
     assert seen in names_in(report.checks[check])
-
-
-FIRST = (
-    *("convert", "fine_tune", "formats", "in_place", "model_only", "no_dist", "overwrite", "partial_load"),
-    *("chain", "save_load", "stateful_or_not"),
-)
-
-
-@pytest.mark.parametrize("scenario", FIRST)
-def test_run_that_never_saves_comes_first(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged, honest = list[bool](), steps.save
-
-    def save(cell: Cell, run: Run, *arguments: Any, **options: Any) -> Any:
-        judged.append({*CHECKS} - {REPLICAS} <= cell.report.checks.keys())
-        return honest(cell, run, *arguments, **options)
-
-    monkeypatch.setattr(steps, "save", save)
-    alone(**{**SMALL, "scenario": scenario, "saves": 2})
-    assert judged
-    assert all(judged), "a save came before the verdict of the training"
 
 
 def test_no_dist_must_not_have_a_process_group() -> None:

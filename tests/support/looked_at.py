@@ -3,7 +3,10 @@ places, and of what there each name."""
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+from dcpbench.cell import steps
+from dcpbench.cell.cell import Cell
 from dcpbench.compare.controls import controllable
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
@@ -15,9 +18,10 @@ from dcpbench.runs.run_state import live_state
 from dcpbench.scenarios import fine_tune
 from dcpbench.state.flags import HOOKS
 from dcpbench.state.process_state import ProcessState
+from dcpbench.twin.lockstep import CHECKS, REPLICAS
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.workload import batches_of
-from support.alone import Ran, config, world
+from support.alone import Ran, config, run_alone, world
 
 Places = dict[tuple[str, str], set[str]]
 """The names that are compared, by check and place."""
@@ -155,6 +159,21 @@ def save_load(looked: Looked = SHORT) -> Places:
 
 def passed(ran: Ran) -> Ran:
     assert ran.verdict.status == "pass", ran.verdict.reason
+    return ran
+
+
+def passing(**values: Any) -> Ran:
+    """Run a small cell that passes. Its training has a verdict before the first save."""
+    judged, honest = list[bool](), steps.save
+
+    def save(cell: Cell, *arguments: Any, **options: Any) -> Any:
+        judged.append({*CHECKS} - {REPLICAS} <= cell.report.checks.keys())
+        return honest(cell, *arguments, **options)
+
+    with mock.patch.object(steps, "save", save):
+        ran = passed(run_alone(**{**SMALL, **values}))
+    assert judged
+    assert all(judged), "a save came before the verdict of the training"
     return ran
 
 
