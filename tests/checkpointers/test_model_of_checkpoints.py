@@ -5,7 +5,6 @@ made as short as it can be, and printed as a script in plain torch."""
 import os
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from hypothesis.stateful import (
 )
 
 from support import plain_steps
-from support.commands import python
 from support.gloo_ranks import Ask
 from support.plain_script import Step, plain_script
 
@@ -180,40 +178,3 @@ def settings_of(few: int, steps: int) -> settings:
 
 def test_load_restores_what_the_model_predicts(prepared: Ask) -> None:
     run_state_machine_as_test(lambda: Checkpoints(prepared), settings=settings_of(10, 12))
-
-
-class Defective:
-    """Replaces ranks: nothing takes time, and an asynchronous save writes the next step."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, int] = {}
-
-    def __call__(self, _: object, name: str, given: dict[str, Any]) -> list[Any]:
-        told: Any = None
-        match name:
-            case "save":
-                self.held[given["folder"]] = given["step"] + (given["way"] == "async")
-            case "again":
-                self.held[given["to"]] = self.held[given["folder"]]
-            case "load" | "fail" if given["folder"] not in self.held:
-                told = "CheckpointException"
-            case "load":
-                step = self.held[given["folder"]]
-                told = {key: plain_steps.values(step, key).flatten().tolist() for key in given["layout"]}
-                told["step"] = step
-        return [told] * 4
-
-
-def test_failing_sequence_is_shrunk_to_a_script(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError) as failed:
-        run_state_machine_as_test(lambda: Checkpoints(Defective()), settings=settings_of(600, 12))
-    (script,) = (one for one in failed.value.__notes__ if "CALLS" in one)
-    calls = script.partition("CALLS = [\n")[2].partition("\n]\n")[0].splitlines()
-    made = [call.split("'")[1] for call in calls]
-    assert made[-1] == "load"
-    assert {"save", "finish"} < {*made}
-    assert len(made) <= 6
-    (tmp_path / "script.py").write_text(script)
-    ended = python(tmp_path / "script.py", check=True, timeout=120)
-    assert [line.split()[0] for line in ended.stdout.splitlines()] == made
-    assert "'step': 0}" in ended.stdout.splitlines()[-1], "as it was saved, and not as the stand-in has it"

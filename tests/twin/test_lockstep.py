@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from dcpbench.compare.whole_tensors import Exchange
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.records.row import column_help
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import copy_state
@@ -214,14 +212,6 @@ def test_steps_on_another_device_are_rounded() -> None:
     run.model.to(torch.device("meta"))
     names = frozenset(f"net{number}.{kind}" for number in (1, 2) for kind in ("weight", "bias"))
     assert tolerance_of_steps(run, twin, split=False) == StepTolerance(rounded=names, other_kernels=True)
-
-
-def test_every_bound_of_a_step_is_described() -> None:
-    some = frozenset({"w"})
-    page = Path(__file__).parents[2] / "docs" / "concepts" / "checks.md"
-    for inexact in (StepTolerance(), StepTolerance(measured=some), StepTolerance(rounded=some)):
-        assert f"`{inexact.bound}`" in column_help()["step_bound"]
-        assert f"| `{inexact.bound}` |" in page.read_text()
 
 
 def hooks_of(run: OwnRun) -> list[object]:

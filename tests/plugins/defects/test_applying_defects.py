@@ -20,7 +20,6 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
 from dcpbench.plan import known_failures
 from dcpbench.plugins.defects import trained_alone
-from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.runs.build_run import build_twin
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import GradientUse, use_recorder
@@ -183,8 +182,3 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
 
     assert (compared([]), asked) == ([], [])
     assert (compared(wrong), asked) == (["mine", None], ["restored"])
-
-
-def test_every_defect_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs/plugins/defects.md").read_text()
-    assert {name for name in plugin.defects if f"\n| `{name}` | " not in page} == set()

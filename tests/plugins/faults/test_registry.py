@@ -1,7 +1,6 @@
 """Faults are declared once, at their functions, and are values of the group `fault`."""
 
 import pkgutil
-import re
 from pathlib import Path
 
 import pytest
@@ -111,18 +110,3 @@ def test_fault_is_detected_in_any_model(model: str, fault: str) -> None:
 def test_fault_without_effect_is_not_injected() -> None:
     with pytest.raises(NothingToInjectError):
         run_alone("keys_exchanged", model="tied", saves=1, train_steps=1, resume_steps=1)
-
-
-def test_docs_table_of_defects_matches_the_faults() -> None:
-    page = (ROOT / "docs/concepts/checks.md").read_text()
-    table = page.partition("| class of defect |")[2].partition("\n\n")[0].splitlines()[2:]
-    faults, caught = registry.load_faults(), set()
-    for row in table:
-        checks, names = (set(re.findall(r"`(\w+)`", cell)) for cell in row.split(" | ")[1:])
-        assert checks <= CHECKS.keys()
-        caught |= checks
-        for name in names:
-            seen_by = {expect.check for expect in faults[name].expects}
-            assert seen_by & checks or seen_by == {None}, f"{name}: {seen_by}"
-    needed = {expect.check for fault in faults.values() for expect in fault.expects if expect.check}
-    assert needed - caught <= {"loss_resume_equal"}, "the table names state_resume_equal instead"
