@@ -110,8 +110,8 @@ mutants: $(VENV)/.ready
 
 # Random sequences of saves and loads on ranks, and random plans of hundreds of ranks: about ten minutes.
 fuzz: $(VENV)/.ready
-	FUZZ_EXAMPLES=$(or $(EXAMPLES),400) $(BIN)/python -m pytest --timeout=3600 --show-capture=no \
-		tests/checkpointers/test_model_of_checkpoints.py tests/checkpointers/test_planner.py
+	$(BIN)/python bench/fuzz.py $(or $(EXAMPLES),400)
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),400) $(BIN)/python -m pytest --timeout=3600 tests/checkpointers/test_planner.py
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py
