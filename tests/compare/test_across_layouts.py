@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from dcpbench.compare import across_layouts
 from dcpbench.compare.across_layouts import _add_up, compare_across, digests, gathered
 from dcpbench.compare.controls import controllable
-from dcpbench.compare.leaves import TensorReader
+from dcpbench.compare.leaves import TensorReader, compare
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.sentences import describe
+from dcpbench.state import snapshot
 from dcpbench.state.layout import Extent, whole
 from dcpbench.state.snapshot import DigestedLeaf, EmptyShard, Leaves, TensorLeaf, digested
 
@@ -283,3 +284,22 @@ def test_replicas_have_the_same_bits(threads: None, drifted: int | None) -> None
         assert [(one.name, one.problem) for one in result.found] == (
             [] if drifted is None else [("w", Problem.replicas)]
         )
+
+
+def test_disagreeing_values_are_reported() -> None:
+    assert _add_up("w", {0: 0.1, 1: 0.1}) == (0.1, None)
+    assert described(_add_up("w", {0: 0.1, 3: 0.2})[1]) == "rank 0 has 0.1, rank 3 has 0.2"
+    kinds = enumerate((torch.ones(2), torch.ones(2, dtype=torch.int32)))
+    _, wrong = _add_up("w", {rank: part(tensor, whole(tensor)) for rank, tensor in kinds})
+    assert described(wrong).startswith("the ranks do not agree on shape and dtype")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_full_digest_is_compared_with_a_part_of_any_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with an empty part, and with one of several blocks."""
+    monkeypatch.setattr(snapshot, "BLOCK", 4)
+    tensor = torch.arange(2.0 * rows).reshape(rows, 2)
+    full, _ = digests({"w": leaf(tensor)}, None)
+    assert compare(full, {"w": leaf(tensor)}) == []
+    if rows:
+        assert [one.name for one in compare(full, {"w": leaf(tensor + 1)})] == ["w"]
