@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dcpbench.workloads.workload import Workload, adam
-from support.ordinary_workloads import WIDTH, forgetful, inputs, net, reversed_loss, wrongly_loaded
+from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
 
 
 def named_parameters() -> Workload:
@@ -264,21 +264,11 @@ class Prodigy(torch.optim.Optimizer):
             group["d"] = state["d"]
 
 
-def schedule_free(model: nn.Module | None = None) -> Workload:
+def schedule_free() -> Workload:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return ScheduleFree(model.parameters()).train()
 
-    return Workload(model or net(), inputs, reversed_loss, optimizer)
-
-
-def schedule_free_and_nudged_weight() -> Workload:
-    """A load that changes a weight."""
-    return schedule_free(wrongly_loaded(net(), lambda module: module[2].bias.add_(0.01)))
-
-
-def schedule_free_and_counter() -> Workload:
-    """Training depends on a counter that no checkpoint contains."""
-    return schedule_free(forgetful(nn.Sequential)(*net()))
+    return Workload(net(), inputs, reversed_loss, optimizer)
 
 
 class ForgetsStart(Prodigy):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import WIDTH, forgetful, inputs, net, reversed_loss, wrongly_loaded
+from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss, wrongly_loaded
 
 
 class Counting(nn.Module):
@@ -109,15 +109,6 @@ def wrong_buffer_in_load() -> Workload:
 
 def buffer_of_no_rank() -> Workload:
     return wrong_in_load(lambda module: module.net[1].running_var.add_(1))
-
-
-def wrong_weight_in_load() -> Workload:
-    return wrong_in_load(lambda module: module.net[2].bias.add_(0.001))
-
-
-def hidden_counter() -> Workload:
-    """Batch normalisation, and a counter that no checkpoint contains."""
-    return Workload(forgetful(Normed)(), inputs, reversed_loss)
 
 
 def running_center(samples: int = 1) -> Workload:

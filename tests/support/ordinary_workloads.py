@@ -30,19 +30,6 @@ def reversed_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(model(x).to(x.dtype), x.flip(1))  # torch 2.11 refuses two dtypes
 
 
-def forgetful(kind: type[Any]) -> type[Any]:
-    """Return this kind of module with a counter that training depends on and no checkpoint contains."""
-
-    class Counting(kind):
-        passes = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training
-            return super().forward(x) * (1 + 0.01 * self.passes)
-
-    return Counting
-
-
 def wrongly_loaded(model: nn.Module, change: Callable[[Any], object]) -> nn.Module:
     """Return the model, which each load changes."""
 

@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from dcpbench.workloads.workload import Workload
 from support.healthy_workloads import HasNothing, NamesState
-from support.ordinary_workloads import WIDTH, Blocks, blocks, forgetful, inputs, net, reversed_loss
+from support.ordinary_workloads import WIDTH, Blocks, blocks, inputs, net, reversed_loss
 from support.user_steps import averaged_model
 
 
@@ -145,12 +145,8 @@ def own_error_in_optimizer() -> Workload:
     return Workload(net(), inputs, reversed_loss, optimizer)
 
 
-def frozen_in_the_plan(counts: bool = False) -> Workload:
-    """Has a frozen block that its TP plan names; if it `counts`, also a counter that no checkpoint has."""
-    model = forgetful(Blocks)() if counts else Blocks()
+def frozen_in_the_plan() -> Workload:
+    """Has a frozen block that its TP plan names."""
+    model = Blocks()
     model.get_submodule("model.layers.0").requires_grad_(False)
     return replace(blocks(), model=model)
-
-
-def frozen_in_the_plan_and_forgetful() -> Workload:
-    return frozen_in_the_plan(counts=True)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import forgetful, inputs, net, reversed_loss, wrongly_loaded
+from support.ordinary_workloads import inputs, net, reversed_loss, wrongly_loaded
 
 
 def penalty(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -44,18 +44,6 @@ def penalized_sometimes(wrong: bool = False) -> Workload:
 
 def penalized_and_wrong_later() -> Workload:
     return penalized_sometimes(wrong=True)
-
-
-def penalized_and_wrongly_loaded() -> Workload:
-    def wrong(module: Any) -> None:
-        module[0].bias += 1
-
-    return Workload(wrongly_loaded(net(), wrong), inputs, penalty_before_score)
-
-
-def penalized_and_forgetful() -> Workload:
-    """Has a counter that no checkpoint contains."""
-    return Workload(forgetful(nn.Sequential)(*net()), inputs, penalty_before_score)
 
 
 def wrong_load_before_a_penalty() -> Workload:

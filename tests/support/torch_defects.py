@@ -1,4 +1,4 @@
-"""Workloads that meet a known defect of torch, and each with another fault beside it."""
+"""Workloads that meet a known defect of torch, and some with another error beside it."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,14 +12,14 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from dcpbench.workloads.workload import Workload
 from support.ordinary_state import Normed
-from support.ordinary_workloads import WIDTH, forgetful, inputs, net, reversed_loss, wrongly_loaded
+from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
 
 
 class Weights:
     """Weights of classes by their numbers, which training changes, and the number of its calls."""
 
-    def __init__(self, wrong: bool = False) -> None:
-        self.by_class, self.calls, self.wrong = {0: {"weight": 1.0}, 7: {"weight": 2.0}}, 0, wrong
+    def __init__(self) -> None:
+        self.by_class, self.calls = {0: {"weight": 1.0}, 7: {"weight": 2.0}}, 0
 
     def next(self) -> float:
         self.calls += 1
@@ -30,21 +30,17 @@ class Weights:
         return {"by_class": self.by_class, "calls": self.calls}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.by_class, self.calls = state_dict["by_class"], state_dict["calls"] + self.wrong
+        self.by_class, self.calls = state_dict["by_class"], state_dict["calls"]
 
 
-def integer_keys(wrong: bool = False) -> Workload:
-    """Keys of a saved object are integers; if `wrong`, its load changes another value."""
-    weights = Weights(wrong)
+def integer_keys() -> Workload:
+    """Keys of a saved object are integers."""
+    weights = Weights()
 
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return reversed_loss(model, x) * weights.next()
 
     return Workload(net(), inputs, loss, state={"weights": weights})
-
-
-def integer_keys_and_wrong_value() -> Workload:
-    return integer_keys(wrong=True)
 
 
 class Numbered(nn.Module):
@@ -69,20 +65,13 @@ def integer_keys_in_extra_state() -> Workload:
     return Workload(Numbered(), inputs, reversed_loss)
 
 
-def multi_step(model: nn.Module | None = None) -> Workload:
+def multi_step_and_buffers() -> Workload:
+    """Two known failures at once."""
+
     def scheduler(optimizer: torch.optim.Optimizer) -> MultiStepLR:
         return MultiStepLR(optimizer, [3, 5])
 
-    return Workload(model or net(), inputs, reversed_loss, scheduler=scheduler)
-
-
-def multi_step_and_buffers() -> Workload:
-    """Two known failures at once."""
-    return multi_step(Normed())
-
-
-def multi_step_and_hidden_counter() -> Workload:
-    return multi_step(forgetful(nn.Sequential)(*net()))
+    return Workload(Normed(), inputs, reversed_loss, scheduler=scheduler)
 
 
 class Experts(nn.Module):
@@ -105,22 +94,8 @@ class Experts(nn.Module):
         return self.net(F.gelu(self.local[0](x)))
 
 
-def own_experts(wrong: str = "") -> Workload:
-    """If `wrong`, a load changes an element of this parameter."""
-    model = Experts()
-
-    def change(module: nn.Module) -> None:
-        module.get_parameter(wrong).view(-1)[3] += 1
-
-    return Workload(wrongly_loaded(model, change) if wrong else model, inputs, reversed_loss)
-
-
-def own_experts_and_wrong_expert() -> Workload:
-    return own_experts("local.0.weight")
-
-
-def own_experts_and_wrong_weight() -> Workload:
-    return own_experts("net.0.weight")
+def own_experts() -> Workload:
+    return Workload(Experts(), inputs, reversed_loss)
 
 
 def empty_group() -> Workload:
