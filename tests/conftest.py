@@ -46,12 +46,9 @@ SECONDS = "dcpbench/seconds"
 CPU_LIMIT_S = {"check": 20.0, "test": 80.0}
 """CPU seconds that a test of a tier may use, with the fixtures made for it and the ranks of its cells."""
 BEGAN = pytest.StashKey[float]()
-EXTENDED = frozenset(
-    line.split(" ", 2)[2]
-    for line in (TESTS / "tiers.txt").read_text("utf-8").splitlines()
-    if line.startswith("extended ")
-)
-"""Names of tests, with their parameters."""
+TIERS = [line.split(" ", 2) for line in (TESTS / "tiers.txt").read_text("utf-8").splitlines()]
+"""Of each test that is not cheap: its tier, its CPU seconds, and its name with its parameters."""
+EXTENDED = frozenset(name for tier, _, name in TIERS if tier == "extended")
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 
@@ -94,8 +91,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files whose selected tests took longest come first: where workers share the tests, what is left at the
-    end is short. Of files that have not run yet, those with sweeps come first."""
-    seconds, of_file = _seconds_before(config), defaultdict[Path, float](float)
+    end is short. Of files that have not run yet, those with costs in tiers.txt come first, then sweeps."""
+    recorded = {name: float(cpu_s) for _, cpu_s, name in TIERS}
+    seconds, of_file = recorded | _seconds_before(config), defaultdict[Path, float](float)
     for item in items:
         of_file[item.path] += seconds.get(item.nodeid, 0)
     sweeps = {item.path for item in items if item.get_closest_marker("slow")}

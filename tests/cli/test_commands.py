@@ -13,13 +13,11 @@ from hydra.core.override_parser.types import Override
 
 import dcpbench
 from conftest import TESTS
-from conftest import dcpbench as run_dcpbench
 from dcpbench.cli import keys_help, run
 from dcpbench.cli.commands import main, tree
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.axes import AXES
 from support.commands import python
-from support.pretended_engine import PRETENDED
 
 
 @pytest.fixture
@@ -41,10 +39,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("words", "handed"),
     [
-        ("parallel=fsdp", ["parallel=fsdp"]),
         ("-m parallel=fsdp,hsdp", ["parallel=fsdp,hsdp"]),
         ("--cfg job", ["job"]),
-        ("-cd own parallel=ddp", ["--config-dir=own", "parallel=ddp"]),
         (
             "parallel=ddp --config-dir=own -m seed=1",
             ["--config-dir=own", "parallel=ddp", "seed=1"],
@@ -56,11 +52,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("plan", ["plan:table"]),
         ("plan --all seed=1 --format markdown", ["seed=1", "every:True", "plan:markdown"]),
         ("plan seed=1 --json", ["seed=1", "plan:json"]),
-        ("plan -m seed=1 --config-dir own", ["--config-dir=own", "seed=1", "plan:table"]),
         ("plan --resume out --trust", ["plan:table", "resume:out", "trust:True"]),
         ("resume out retry=0 -m", ["retry=0", "resume:out"]),
         ("resume --rerun-failed a/b", ["rerun_failed:True", "resume:a/b"]),
-        ("run ~model.options.x +model.options.x=1", ["~model.options.x", "+model.options.x=1"]),
     ],
 )
 def test_words_for_hydra(words: str, handed: list[str], ran: list[list[str]]) -> None:
@@ -153,10 +147,8 @@ def test_every_axis_and_key_has_help(capsys: pytest.CaptureFixture[str]) -> None
     ("words", "told", "not_told"),
     [
         ("--help scenario", "Train, save, train on", "timeouts"),
-        ("scenario --help", "Train, save, train on", "timeouts"),
         ("--help scenario=convert", "Train, save, train on", "timeouts"),
         ("--help timeouts", "timeouts.save_s=null", "train_steps"),
-        ("--help train_steps", "optimizer steps before each save", "timeouts"),
         ("--help", "--multirun", "timeouts.save_s"),
         ("parallel=ddp --help", "Examples:", "timeouts.save_s"),
     ],
@@ -192,21 +184,6 @@ def test_ctrl_c_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setattr(show, "main", interrupted)
     assert main(["report", str(tmp_path)]) == 130
-
-
-@pytest.mark.slow
-def test_run_plan_and_resume_one_sweep(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    own = ["--config-dir", str(TESTS / "conf")]
-    asked = [*own, "parallel=none", "world_size=1", "device=cpu", PRETENDED, f"hydra.sweep.dir={folder}"]
-    planned = run_dcpbench("plan", *asked, folder=folder)
-    assert (planned.status, "1 cell: 1 would run" in planned.out, folder.exists()) == (0, True, False)
-    ended = run_dcpbench("run", *asked, folder=folder)
-    assert (ended.status, len(ended.rows)) == (0, 1), ended.err
-    again = run_dcpbench("resume", str(folder), PRETENDED, folder=folder)
-    assert (again.status, len(again.rows)) == (0, 1), again.err
-    assert "0 cells in" in again.err
-    assert sys.modules["dcpbench.cli.run"] is run
 
 
 @pytest.mark.parametrize(

@@ -22,29 +22,22 @@ from dcpbench.sweep.folder import SweepRecord
             "parallel=fsdp,fsdp2, save=sync",
             "parallel=fsdp,fsdp2,: ends with a comma; write parallel=fsdp,fsdp2",
         ),
-        ("parallel=fsdp, fsdp2", "parallel=fsdp,: ends with a comma; write parallel=fsdp,fsdp2"),
         ("parallel=fsdp,,fsdp2", "lacks a value next to a comma; write parallel=fsdp,fsdp2"),
-        ("parallel=,fsdp", "lacks a value next to a comma; write parallel=fsdp"),
         ("parallel=,", "parallel=,: has no value"),
         ("parallel=", "parallel=: has no value"),
         ("parallel= ddp", "parallel=: has no value; write parallel=ddp, without a space"),
         ("parallel = ddp", "parallel: not a command and not key=value; write parallel=fsdp"),
-        ("parallel ddp", "parallel: not a command and not key=value; write parallel=ddp"),
         ("=ddp", "=ddp: has no key in front of the ="),
         ("hydra.mode=RUN", "hydra.mode=RUN: dcpbench starts cells itself, in hydra.sweep.dir; leave it out"),
         ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: dcpbench starts cells itself"),
-        ("hydra/launcher=joblib", "hydra/launcher=joblib: dcpbench starts cells itself"),
         ("hydra/sweeper=basic", "hydra/sweeper=basic: dcpbench starts cells itself"),
-        ("hydra.sweep.subdir=x", "hydra.sweep.subdir=x: dcpbench starts cells itself"),
         ("parallel=[ddp", "has a [ without a closing ]"),
-        ("model.options={a:[1}", "has a [ without a closing ]"),
         ("parallel=ddp)", "has a ) without a ("),
         ("parallel=choice(ddp,fsdp", "has a ( without a closing )"),
         ('storage.root="a,b', 'has a " without a closing "'),
         ("parallel=chioce(ddp,fsdp)", "is not a call of one of Hydra's functions"),
         ("storage.root=~/é", "has characters that need quotes; write 'storage.root=\"~/é\"'"),
         ("parallel=null", "parallel=null: cannot be null; leave it out"),
-        ("load_parallel=ddp,null", "load_parallel=null: cannot be null; leave it out"),
     ],
 )
 def test_malformed_words_are_refused(words: str, message: str) -> None:
@@ -65,9 +58,7 @@ def test_words_with_meaning_are_accepted() -> None:
     ("first", "second", "fix"),
     [
         ("parallel=ddp", "parallel=fsdp2", "; leave one out, or write parallel=ddp,fsdp2 for both"),
-        ("parallel=ddp", "parallel=ddp", "; leave one out"),
         ("seed=1,2", "seed=3", "; leave one out, or write seed=1,2,3 for both"),
-        ("+train_steps=1", "train_steps=2", "; leave one out, or write train_steps=1,2 for both"),
         ("train_steps=1", "++train_steps=1", "; leave one out"),
         ("hydra.sweep.dir=a", "hydra.sweep.dir=b", "; leave one out"),
         ("parallel@load=ddp", "parallel@load=ddp", "; leave one out"),
@@ -88,8 +79,6 @@ def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
     [
         ("resume='out/x'", "dcpbench resume out/x"),
         ("+resume=out", "dcpbench resume out"),
-        ("rerun=failed", "dcpbench resume FOLDER --rerun-failed"),
-        ("trust=true", "dcpbench resume FOLDER --trust"),
         ("plan=true", "dcpbench plan"),
         ("plan_as=json", "dcpbench plan --format"),
     ],
@@ -105,7 +94,6 @@ def test_commands_are_not_keys(word: str, write: str) -> None:
     [
         ("tiny.build", "tiny.build: not a command and not key=value; your model: workload.target=tiny.build"),
         ("tiny.py", "your model: workload.target=tiny.build"),
-        ("./src/tiny.py::make", "your model: workload.target=tiny.make"),
     ],
 )
 def test_code_gets_its_key(words: str, message: str) -> None:
@@ -127,15 +115,11 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
         ("compre a b", "compre: not a command and not key=value; did you mean dcpbench compare?"),
         ("fsdp", "fsdp: not a command and not key=value; did you mean parallel=fsdp?"),
         ("FSDP2", "did you mean parallel=fsdp2?"),
-        ("seeds", "did you mean experiment=seeds?"),
         ("train_step", "did you mean train_steps=0?"),
         ("xyzzy", "see dcpbench --help"),
         ("run parallel=ddp hsdp2", "did you mean parallel=hsdp2?"),
         ("run parallel=ddp report", "report: a command has to come first: dcpbench report ..."),
-        ("run --multrun", "No such option '--multrun'. Did you mean '--multirun'?"),
         ("run --config_dir own", "--config-dir"),
-        ("run -r", "No such option '-r'"),
-        ("run --run", "No such option '--run'"),
         ("run --help scenaro", "--help scenaro: no such axis or key; did you mean scenario?"),
         ("resume", "name the folder of the sweep first"),
         ("run --cfg", "requires an argument"),
@@ -145,32 +129,21 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
         ("report . --metrc save_s", "No such option '--metrc'"),
         ("report . status!=pass", "status!=pass: no such folder; a condition is written after --where"),
         ("report . --format csv -o x --format json", "--format is given 2 times; leave one out"),
-        ("run --config-dir a -cd b", "--config-dir is given 2 times; leave one out"),
         ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
         ("history . --last 0", "0 is not in the range x>=1"),
         ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: not a"),
-        ("plan resume outputs/x", "resume: to plan a resume: dcpbench plan --resume outputs/x"),
         ("plan resume", "resume: to plan a resume: dcpbench plan --resume FOLDER"),
         ("plan outputs/x", "to plan a resume: dcpbench plan --resume outputs/x"),
         ("plan night", "to plan a resume: dcpbench plan --resume night"),
-        ("plan night.old", "to plan a resume: dcpbench plan --resume night.old"),
         ("run outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
         ("outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
         ("resum outputs/x", "resum: not a command and not key=value; did you mean dcpbench resume?"),
-        ("run --package model", "No such option '--package'"),
         ("run parallel=ddp,fsdp --cfg job", "parallel=ddp,fsdp: --cfg prints one cell; pass one value"),
         ("--", "--: not a command and not key=value; see dcpbench --help"),
-        ("test", "test: not a command and not key=value; see dcpbench --help"),
-        ("trust", "trust: not a command and not key=value; see dcpbench --help"),
-        ("tust", "tust: not a command and not key=value; see dcpbench --help"),
         ("run --help tust", "--help tust: no such axis or key; choose one of"),
         ("--parallel ddp", "--parallel: write parallel=ddp"),
-        ("run --parallel=ddp", "--parallel: write parallel=ddp"),
-        ("plan -parallel ddp", "-parallel: write parallel=ddp"),
         ("run seed=1 --world-size 4", "--world-size: write world_size=4"),
-        ("run --trust true", "--trust: not an option of this command; write dcpbench resume FOLDER --trust"),
         ("run --resume old", "--resume: not an option of this command; write dcpbench resume old"),
-        ("--resume=old", "--resume: not an option of this command; write dcpbench resume old"),
         ("resume old --plan", "--plan: not an option of this command; write dcpbench plan"),
         ("run --timeouts.cell_s", "--timeouts.cell_s: write timeouts.cell_s=VALUE"),
     ],
@@ -184,9 +157,8 @@ def test_wrong_words_get_one_line_with_a_hint(
 ) -> None:
     monkeypatch.setattr(run, "main", lambda *_: pytest.fail("it was run"))
     monkeypatch.chdir(tmp_path)
-    for name in ("night", "night.old"):
-        (tmp_path / name).mkdir()
-        SweepRecord([], "", {}, []).write(tmp_path / name)
+    (tmp_path / "night").mkdir()
+    SweepRecord([], "", {}, []).write(tmp_path / "night")
     assert main(words.split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

@@ -273,15 +273,12 @@ def test_changed_files_are_named() -> None:
     ("before", "now", "text"),
     [
         (A, A, ""),
-        (None, None, ""),
         (A, B, " (commit aaaaaaaaaaaa, now bbbbbbbbbbbb)"),
-        (A, f"{A}-dirty", " (commit aaaaaaaaaaaa, now with uncommitted changes)"),
         (f"{A}-dirty", A, " (commit aaaaaaaaaaaa, now without uncommitted changes)"),
         (f"{A}-dirty", f"{A}-dirty", " (commit aaaaaaaaaaaa with other uncommitted changes)"),
         (f"{A}-dirty", B, " (commit aaaaaaaaaaaa with uncommitted changes, now bbbbbbbbbbbb)"),
         (None, A, " (no commit, now commit aaaaaaaaaaaa)"),
         ("gpt 1.0", "gpt 1.1", " (gpt 1.0, now gpt 1.1)"),
-        ("gpt 1.0", A, " (gpt 1.0, now commit aaaaaaaaaaaa)"),
         (f"{A}, gpt 1.0", f"{A}, gpt 1.1", " (gpt 1.0, now gpt 1.1)"),
     ],
 )

@@ -261,18 +261,9 @@ def test_a_list_is_a_list_of_values_for_every_axis(hydra_loader: ConfigLoader) -
             "{b: {compile: true,false, saves: 1}}",
             "block b: false has no value; write a list in brackets: compile: [true, false]",
         ),
-        (
-            "{b: {world_size: 2,4}}",
-            "block b: 4 has no value; write a list in brackets: world_size: [2, 4]",
-        ),
-        (
-            "{b: {compile_scope: layer,model}}",
-            "block b: model has no value; write a list in brackets: compile_scope: [layer, model]",
-        ),
         ("{b: {save_at: 0,null}}", "null is not a key; write a list in brackets"),
         ("{b: {save: []}}", "save=[]: use save=a,b"),
         ('{b: {save: "[sync,async]"}}', "save=[sync,async]: use save=sync,async"),
-        ("{b: {save: [[sync, async]]}}", "save=[sync,async]: use save=sync,async"),
         ("{b: {save: [null, sync]}}", "save=null: cannot be null"),
         (
             "{b: {optimizer.betas: [[[0.9, 0.99]]]}}",

@@ -51,10 +51,6 @@ def one_listed(mismatch: str) -> str:
         ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "error.phases: has no value"),
         ("- {id: a, torch: '>=2', error: {type: '(', phases: [load]}, reason: b}", "known_failures="),
         (
-            "- {id: a, torch: '>=2', error: {type: A, phases: [], of: ['[']}, reason: b}",
-            "known_failures=",
-        ),
-        (
             "- {id: a, torch: '>=2', error: {type: A, phases: []}, status: fail, reason: b}",
             "status 'fail'",
         ),
