@@ -23,10 +23,10 @@ import torch.distributed.fsdp
 import torch.utils.data.distributed
 
 from dcpbench.plugins.script.process import Process
-from dcpbench.plugins.script.run import RECORDER, Command
+from dcpbench.plugins.script.run import RECORDER, ScriptCommand
 
 
-class ForkedCommand(Command):
+class ForkedCommand(ScriptCommand):
     """A command `python script.py …`, or `torchrun --nproc-per-node=N script.py …`."""
 
     def _started(self, words, settings, output) -> Process:

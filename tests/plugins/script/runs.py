@@ -10,7 +10,7 @@ import pytest
 
 from dcpbench.plugins.script.compare import Stopped
 from dcpbench.plugins.script.copies import Copy
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import RecordedRun
 
 Event = dict[str, Any]
 Changes = Mapping[int, Mapping[str, Any]]
@@ -82,16 +82,16 @@ class Writer:
         return self
 
 
-def recorded(folder: Path, writers: Iterable[Writer]) -> Run:
+def recorded(folder: Path, writers: Iterable[Writer]) -> RecordedRun:
     """Write the processes of a run, and read them."""
     folder.mkdir(parents=True)
     for number, writer in enumerate(writers):
         lines = [json.dumps(event) for event in writer.events]
         (folder / f"{number}.jsonl").write_text("\n".join([*lines, '{"e": "step", "k"', ""]))
-    return Run.read(folder, folder / "log")
+    return RecordedRun.read(folder, folder / "log")
 
 
-def stopped_at(frozen: Run, step: int, path: str = "", change: str = "") -> Stopped:
+def stopped_at(frozen: RecordedRun, step: int, path: str = "", change: str = "") -> Stopped:
     """Return a run as it was before a step, or right before the change of a file, with a path that is cut."""
     cut = {"cut": "half", "path": path} if path else {}
     events = frozen.of_kind("step") if not change else frozen.of_kind("open", "rename")
@@ -102,12 +102,14 @@ def stopped_at(frozen: Run, step: int, path: str = "", change: str = "") -> Stop
     return Stopped(frozen.until(time), Copy(Path(), time, {"t": time, **cut}), frozen)
 
 
-def runs(reference: Run, second: Run | None = None) -> tuple[Callable[[], Run], Callable[[], Run]]:
+def runs(
+    reference: RecordedRun, second: RecordedRun | None = None
+) -> tuple[Callable[[], RecordedRun], Callable[[], RecordedRun]]:
     """Return the further runs of a verdict."""
     return lambda: second or pytest.fail("a second resume was made"), lambda: reference
 
 
-def ended(run: Run, status: int | None = 0, text: str = "") -> Run:
+def ended(run: RecordedRun, status: int | None = 0, text: str = "") -> RecordedRun:
     """A run that ended with this status and output."""
     run.log.write_text(text)
     return replace(run, status=status)

@@ -10,8 +10,8 @@ import pytest
 
 from dcpbench.plugins.script.compare import Stopped
 from dcpbench.plugins.script.copies import Copy
-from dcpbench.plugins.script.judge import STATUS, Verdict, judge
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.judge import STATUS, StopVerdict, judge
+from dcpbench.plugins.script.record import RecordedRun
 
 from .runs import Writer, ended, recorded, runs, state, stopped_at
 
@@ -28,13 +28,13 @@ def verdict(
     status: int = 0,
     saves_last: bool = True,
     whole: Changes | None = None,
-) -> Verdict:
+) -> StopVerdict:
     """Judge a run that was killed before step 11 and resumed, with changes of its steps, of those of the
     reference (`again`), of a second resume and of the run that was killed (`whole`)."""
     frozen = recorded(folder / "frozen", [Writer().train(1, 12, whole)])
     reference = recorded(folder / "reference", [Writer().train(1, 12, again)])
 
-    def resume(name: str, changes: Changes | None) -> Run:
+    def resume(name: str, changes: Changes | None) -> RecordedRun:
         resumed = Writer()
         if loaded:
             resumed.event("load", path=f"step-{loaded}.pt")
@@ -104,6 +104,13 @@ def test_first_difference(tmp_path: Path, changed: Changes, step: int, kind: str
     )
     assert (found.word, found.first.step, found.first.kind) == ("diverges", step, kind), found.reason
     assert cause in found.cause
+
+
+def test_weights_that_are_drawn_later(tmp_path: Path) -> None:
+    """As those of a layer that is added in a later step."""
+    found = verdict(tmp_path, {9: {"torch": 0}, 11: {"weights": [1, 211]}})
+    assert (found.word, found.first.step, found.first.kind) == ("diverges", 11, "weights")
+    assert "drawn from a generator that is not restored (torch)" in found.cause
 
 
 def test_generator_that_a_step_does_not_draw_from_is_no_cause(tmp_path: Path) -> None:
@@ -334,7 +341,7 @@ def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
     assert "step-8.pt is cut" in found.cause
 
 
-def resumed_from(folder: Path, opened: str, loaded: int, changed: Changes | None = None) -> Run:
+def resumed_from(folder: Path, opened: str, loaded: int, changed: Changes | None = None) -> RecordedRun:
     """A run that opens a file, and trains on to step 12."""
     resumed = Writer()
     resumed.event("load", path=opened)
@@ -504,6 +511,21 @@ def test_difference_on_one_rank(tmp_path: Path) -> None:
     found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", resumed), *runs(frozen))
     assert (found.word, found.first.rank, found.first.names[0]) == ("diverges", 1, "a")
     assert "step 9, rank 1: weights differ: a (1 of 2)" in found.reason
+
+
+def test_buffers_of_another_rank(tmp_path: Path) -> None:
+    """Each rank has its own, and a save has one of them."""
+
+    def ranks(first: int, last: int, own: Changes) -> list[Writer]:
+        return [Writer().train(first, last), Writer(1).train(first, last, own)]
+
+    buffers = {step: {"buffers": [700 + step]} for step in range(1, 13)}
+    frozen = recorded(tmp_path / "a", ranks(1, 12, buffers))
+    resumed = ranks(9, 12, buffers | {9: {"buffers": [608]}})
+    resumed[0].events.insert(0, {"e": "load", "k": 0, "t": 0, "path": "step-8.pt"})
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", resumed), *runs(frozen))
+    assert (found.word, found.first.rank, found.first.kind) == ("diverges", 1, "buffers")
+    assert "those of rank 0" in found.cause
 
 
 @pytest.mark.parametrize(("lost", "word"), [(False, "restored"), (True, "diverges")])

@@ -58,7 +58,7 @@ def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run commands in forks of this process, in an empty folder."""
     from .forked import ForkedCommand
 
-    monkeypatch.setattr(script, "Command", ForkedCommand)
+    monkeypatch.setattr(script, "ScriptCommand", ForkedCommand)
     monkeypatch.setattr(script, "_LEAST_LIMIT_S", 60.0)
     monkeypatch.chdir(tmp_path)
 

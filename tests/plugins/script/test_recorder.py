@@ -73,6 +73,25 @@ def test_spec_that_is_found_and_not_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_that_the_script_drops_is_freed(tmp_path: Path) -> None:
+    """At once, without the garbage collector; its input is recorded, of a model inside `vmap` too."""
+    events = events_of(
+        tmp_path,
+        "import gc, torch, weakref\n"
+        "gc.disable()\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "torch.vmap(model)(torch.ones(3, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "model, dropped = None, weakref.ref(model)\n"
+        "assert dropped() is None\n",
+    )
+    assert [event["e"] for event in events if event["e"] in ("step", "broken")] == ["step"]
+    (step,) = [event for event in events if event["e"] == "step"]
+    assert [len(step["parts"][kind]) for kind in ("batch", "rows", "weights")] == [1, 3, 2]
+
+
+@pytest.mark.slow
 def test_step_of_an_inner_optimizer_belongs_to_the_outer_one(tmp_path: Path) -> None:
     """As of SAM, or of an optimizer that shards the state of another one."""
     events = events_of(

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import RecordedRun
 from dcpbench.plugins.script.reference import problem_of
-from dcpbench.plugins.script.run import Command
+from dcpbench.plugins.script.run import ScriptCommand
 
-COMMAND = Command(["python", "train.py", "--to={out}"], Path(), Path())
+COMMAND = ScriptCommand(["python", "train.py", "--to={out}"], Path(), Path())
 
 
-def run_of(folder: Path, kinds: str, log: str, status: int | None = 0) -> Run:
+def run_of(folder: Path, kinds: str, log: str, status: int | None = 0) -> RecordedRun:
     (folder / "log").write_text(log)
     events = [{"e": kind, "k": 0, "t": 0.0, "process": "0", "error": "E1"} for kind in kinds.split()]
-    return Run(events, folder / "log", status)
+    return RecordedRun(events, folder / "log", status)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if package := bench.missing(case):
         pytest.skip(f"{package} is not installed: make test-frameworks")
     if not name.startswith(NO_FORKS):
-        monkeypatch.setattr(script, "Command", ForkedCommand)
+        monkeypatch.setattr(script, "ScriptCommand", ForkedCommand)
         monkeypatch.setattr(script, "_LEAST_LIMIT_S", 20.0)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(bench.working_folder(case, tmp_path / "work"))

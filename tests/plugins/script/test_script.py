@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from conftest import TESTS, Finished, dcpbench
-from dcpbench.plugins.script.run import Command
+from dcpbench.plugins.script.run import ScriptCommand
 from dcpbench.plugins.script.script import Check
 from dcpbench.plugins.script.stops import checked_stop
 from dcpbench.records.store import read_rows
@@ -331,7 +331,7 @@ def test_long_jobs_end_after_saves(tmp_path: Path) -> None:
 def test_terminal_breaks_lines_between_words(tmp_path: Path) -> None:
     """Except for a command, which is to be copied."""
     console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
-    check = Check(Command(["true"], tmp_path, tmp_path / "x"), console)
+    check = Check(ScriptCommand(["true"], tmp_path, tmp_path / "x"), console)
     check._print("likely: the optimizer's state is not restored: it is not saved")
     check._print("after a repair: dcpbench script --again a/folder/of/results", to_copy=True)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]

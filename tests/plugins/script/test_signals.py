@@ -11,7 +11,7 @@ import pytest
 
 from conftest import dcpbench
 from dcpbench.plugins.script import script
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import RecordedRun
 from plugins.script.runs import Writer
 
 LOOP = """
@@ -66,7 +66,7 @@ def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, stop: str, *words: str
     """Return the row of a stop of the loop, in forks of this process."""
     from .forked import ForkedCommand
 
-    monkeypatch.setattr(script, "Command", ForkedCommand)
+    monkeypatch.setattr(script, "ScriptCommand", ForkedCommand)
     monkeypatch.setattr(script, "_LEAST_LIMIT_S", 60.0)
     monkeypatch.chdir(folder)
     Path("loop.py").write_text(LOOP)
@@ -136,4 +136,4 @@ def test_synced_before_it_was_published(changes: str, synced: bool) -> None:
         writer.event(kind, path=path, to=to or None)
     writer.event("stop", path="b/x" if "/" in changes else "b")
     events = [{**event, "process": "0"} for event in writer.events]
-    assert Run(events, Path("log")).synced(events[-1]) is synced
+    assert RecordedRun(events, Path("log")).synced(events[-1]) is synced

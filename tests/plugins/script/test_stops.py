@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import RecordedRun
 from dcpbench.plugins.script.stops import chosen
 from plugins.script.runs import Writer
 
 
-def reference(saves: tuple[int, ...], last: int, renames_folder: bool) -> Run:
+def reference(saves: tuple[int, ...], last: int, renames_folder: bool) -> RecordedRun:
     """A run that saves a file after these steps, in a folder of each that it renames, and keeps all."""
     writer = Writer()
     for step in range(1, last + 1):
@@ -20,7 +20,7 @@ def reference(saves: tuple[int, ...], last: int, renames_folder: bool) -> Run:
             if renames_folder:
                 writer.event("rename", path=folder, to=f"step_{step}")
     events = [{**event, "process": "0"} for event in writer.events]
-    return Run(events, Path("log"))
+    return RecordedRun(events, Path("log"))
 
 
 def test_a_folder_that_is_renamed_is_a_change_of_its_save() -> None:
@@ -51,7 +51,7 @@ def test_a_time_or_a_hash_is_no_part_of_a_stop(path: str, change: str) -> None:
         writer.step(step)
         if step % 4 == 0:
             writer.save(path.format(step))
-    run = Run([{**event, "process": "0"} for event in writer.events], Path("log"))
+    run = RecordedRun([{**event, "process": "0"} for event in writer.events], Path("log"))
     assert chosen(run)[-1] == f"write@{change}"
 
 
@@ -62,7 +62,7 @@ def test_a_time_or_a_hash_is_no_part_of_a_stop(path: str, change: str) -> None:
         (".step-{}.pt.12{}", "step-{}.pt", "step-8.pt:1"),
         ("part", "step-{}.pt", "part:3"),
         ("state.new", "state.pt", "state.new:3"),
-        ("20261129-101112/a.tmp", "20261129-101112/last.pt", "20261129-101112/a.tmp:3"),
+        ("20261129-101112/a.tmp", "20261129-101112/last.pt", "a.tmp:3"),
         ("tmp{}x", "step-{}.pt", None),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_temporary_file_is_opened_at_a_stop(temporary: str, path: str, change:
             before, after = temporary.format(step, step), path.format(step)
             writer.save(before)
             writer.event("rename", path=before, to=after)
-    run = Run([{**event, "process": "0"} for event in writer.events], Path("log"))
+    run = RecordedRun([{**event, "process": "0"} for event in writer.events], Path("log"))
     stops = [stop.removeprefix("write@") for stop in chosen(run) if stop.startswith("write@")]
     assert stops[:-1] == ([change] if change else [])
 
@@ -95,5 +95,5 @@ def test_a_copy_is_a_stop_in_addition_to_the_save() -> None:
             writer.save(f"step-{step}.pt")
             writer.event("copy", path=f"step-{step}.pt", to="last.pt")
             writer.event("open", path="last.pt")
-    run = Run([{**event, "process": "0"} for event in writer.events], Path("log"))
+    run = RecordedRun([{**event, "process": "0"} for event in writer.events], Path("log"))
     assert chosen(run)[2:] == ["write@step-8.pt:1", "write@last.pt:2"]

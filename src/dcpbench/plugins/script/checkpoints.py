@@ -44,7 +44,7 @@ class Save:
 
 
 @dataclass(eq=False)
-class Place:
+class PathPeriod:
     """A path of a version of a file, from and until when it had it, and whether it was renamed then."""
 
     path: str
@@ -62,7 +62,7 @@ class Version:
     date: int
     process: str
     save: Save | None = None
-    places: list[Place] = field(default_factory=list)
+    places: list[PathPeriod] = field(default_factory=list)
 
     @property
     def content(self) -> Named:
@@ -86,7 +86,7 @@ class Disk:
     def __init__(self, events: Sequence[Event]) -> None:
         self.versions: list[Version] = []
         self.saves: list[Save] = []
-        self._current: dict[str, Place] = {}
+        self._current: dict[str, PathPeriod] = {}
         steps = [event for event in events if event["e"] == "step"]
         self._trains = {event["process"] for event in steps}
         recorded = [event for event in steps if event["parts"].get("weights") and not event["optimizer"]]
@@ -139,7 +139,7 @@ class Disk:
 
     def _put(self, version: Version, path: str, time: float) -> None:
         self._end(path, time)
-        place = self._current[path] = Place(path, version, time)
+        place = self._current[path] = PathPeriod(path, version, time)
         version.places.append(place)
         if len(version.places) == 1:
             self.versions.append(version)
@@ -371,7 +371,7 @@ class _Class:
 
 def _classes(own: Sequence[Version], known: Sequence[Version]) -> list[_Class]:
     """Return the classes of files that are not temporary."""
-    places = defaultdict[str, dict[Version, Place]](dict)  # by name, the last of each version
+    places = defaultdict[str, dict[Version, PathPeriod]](dict)  # by name, the last of each version
     for version in (*known, *own):
         for place in version.places:
             places[folded(place.path)][version] = place

@@ -14,7 +14,7 @@ import yaml
 
 from dcpbench.plugins.script.checkpoints import Event, Family, Member, Named, Save, folded, is_in
 from dcpbench.plugins.script.copies import Copy
-from dcpbench.plugins.script.record import Run, number
+from dcpbench.plugins.script.record import RecordedRun, number
 
 KINDS: dict[str, dict[str, Any]] = yaml.safe_load(
     files("dcpbench.plugins.script").joinpath("kinds.yaml").read_text(encoding="utf-8")
@@ -70,26 +70,26 @@ class Stopped:
         repeats: whether the run is the frozen one, or equal to it until the stop.
     """
 
-    run: Run
+    run: RecordedRun
     copy: Copy
-    frozen: Run
+    frozen: RecordedRun
     repeats: bool = True
 
     @property
-    def whole(self) -> Run | None:
+    def whole(self) -> RecordedRun | None:
         """The run that continues after the stop, whose later steps are expected; None if there is none."""
         return self.frozen if self.repeats else None
 
     @property
-    def expected(self) -> Run:
+    def expected(self) -> RecordedRun:
         """The run whose steps are expected."""
         return self.whole or self.run
 
 
-class Compared:
+class ResumeComparison:
     """The comparison of a resumed run, which made at least one step."""
 
-    def __init__(self, stopped: Stopped, resumed: Run) -> None:
+    def __init__(self, stopped: Stopped, resumed: RecordedRun) -> None:
         self.stopped, self.resumed = stopped, resumed
         ranks = stopped.expected.ranks
         self.steps = {rank: ranks[rank] for rank in sorted(ranks.keys() & resumed.ranks.keys())}
@@ -226,6 +226,15 @@ class Compared:
         mine = self.actual[rank][0]["parts"].get(HINT, {})
         return any(name in self.generators and mine.get(name) == value for name, value in others.items())
 
+    def rank_with(self, difference: Difference, values: Named) -> int | None:
+        """Return another rank that is expected to have these values in the same step; None if none has."""
+        for rank, steps in self.steps.items():
+            for step in steps if rank != difference.rank and values else ():
+                is_same = (number(step), step["optimizer"]) == (difference.step, difference.optimizer)
+                if is_same and values.items() <= step["parts"].get(difference.kind, {}).items():
+                    return rank
+        return None
+
     def drawn_in(self, step: int) -> list[str]:
         """Return the generators that differ and change in a step, so that its loss can depend on them."""
         pairs = [of for steps in self.steps.values() for of in _changes(steps) if number(of[0]) == step]
@@ -283,12 +292,12 @@ def family(stopped: Stopped, opened: Sequence[str], taken: int | None = None) ->
     return Family(run.disk, stopped.frozen.disk, copy.time, opened, copy.cut | writing, state, taken)
 
 
-def likely_checkpoints(run: Run) -> Sequence[Member]:
+def likely_checkpoints(run: RecordedRun) -> Sequence[Member]:
     """Return the checkpoints of a run without a resume: the files that have most of the state."""
     return Family(run.disk, run.disk, math.inf, (), (), run.state, None).members
 
 
-def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
+def first_noise(some: RecordedRun, others: RecordedRun, base: int = 0) -> Difference | None:
     """Return the first difference between two runs of the same, which begin after `base` steps.
 
     Generators that no step of the runs draws from are left out.
@@ -309,8 +318,9 @@ def in_steps(
     optimizer changes are not frozen in this one's step."""
     trained = {name for step in expected for name in step["parts"].get("weights", ())}
     for step, other in zip(expected, actual, strict=False):
+        elsewhere = trained - step["parts"].get("weights", {}).keys()
         for kind, differing in different(step, other).items():
-            names = [name for name in differing if kind != "frozen" or name not in trained]
+            names = [name for name in differing if kind != "frozen" or name not in elsewhere]
             if names and kind in ORDER:
                 values = step["parts"][kind], other["parts"][kind]
                 yield Difference(number(step) + base, rank, kind, names, *values, optimizer=step["optimizer"])
@@ -339,7 +349,7 @@ def _are_epochs(samples: Sequence[set[int]], begins: Sequence[int]) -> bool:
     return all(sum(map(len, piece)) == len({*chain(*piece)}) for piece in pieces)
 
 
-def _generators(run: Run, keeps: bool) -> set[tuple[int | None, str, int]]:
+def _generators(run: RecordedRun, keeps: bool) -> set[tuple[int | None, str, int]]:
     """Return the states of generators that ranks kept after a step, or set before the first: by rank and
     name."""
     ranks = {steps[0]["process"]: rank for rank, steps in run.ranks.items()}
@@ -395,5 +405,5 @@ def _constants(contents: Mapping[tuple[int, str], Named]) -> dict[tuple[str, str
 def _decides(file: str, name: str, value: object) -> bool:
     """Tell whether a saved value counts: a tensor or a number of the script's own; no generator's state, and
     nothing that is saved under the path of a file, which has another name if a crash left one."""
-    is_own = not isinstance(value, str) or (name.count(".") < 2 and bool(_NUMBER.fullmatch(value)))
+    is_own = not isinstance(value, str) or (name.count(".") < 3 and bool(_NUMBER.fullmatch(value)))
     return is_own and not _UNCOUNTED.search(f"{file.partition('.')[0]}.{name}")

@@ -13,13 +13,13 @@ from dcpbench.plugins.script.compare import (
     HINT,
     KINDS,
     LOADED,
-    Compared,
     Difference,
+    ResumeComparison,
     Stopped,
     family,
     first_noise,
 )
-from dcpbench.plugins.script.record import Run, number
+from dcpbench.plugins.script.record import RecordedRun, number
 
 STATUS = {
     **dict.fromkeys(("exact", "restored"), "pass"),
@@ -34,7 +34,7 @@ _AVERAGES = ("ema", "average", "avg_model", "swa_model", "shadow", "teacher")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StopVerdict:
     """The verdict on a stop: one of `STATUS`, what happened, in a sentence, the likely cause, the steps after
     which the loaded and the newest complete checkpoint were saved, the first difference, all of its step, and
     how many values of each kind were compared."""
@@ -51,12 +51,12 @@ class Verdict:
 
 def judge(
     stopped: Stopped,
-    resumed: Run,
-    second: Callable[[], Run],
-    reference: Callable[[], Run],
+    resumed: RecordedRun,
+    second: Callable[[], RecordedRun],
+    reference: Callable[[], RecordedRun],
     words: Collection[str] = (),
     is_given: bool = False,
-) -> Verdict:
+) -> StopVerdict:
     """Judge the resume of a stopped run.
 
     Args:
@@ -66,9 +66,9 @@ def judge(
         is_given: whether dcpbench chose the checkpoint, so that the choice is not judged.
     """
     if resumed.of_kind("harm"):
-        return Verdict("vacuous", f"the resume was {resumed.failure}")
+        return StopVerdict("vacuous", f"the resume was {resumed.failure}")
     if resumed.ranks:
-        verdict = _of_steps(Compared(stopped, resumed), second, reference, words, is_given)
+        verdict = _of_steps(ResumeComparison(stopped, resumed), second, reference, words, is_given)
     else:
         verdict = _without_steps(stopped, resumed)
     broken = [*dict.fromkeys([*stopped.run.broken, *resumed.broken])]
@@ -78,7 +78,7 @@ def judge(
     return replace(verdict, word="vacuous" if STATUS[verdict.word] == "fail" else verdict.word, reason=reason)
 
 
-def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
+def _without_steps(stopped: Stopped, resumed: RecordedRun) -> StopVerdict:
     """Judge a resumed run that made no step."""
     read = resumed.paths_read()
     chosen = family(stopped, read)
@@ -86,26 +86,26 @@ def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
     incomplete = [member for member in chosen.members if member.missing and member.date > (newest or 0)]
     after = f"; complete: step {newest}" if newest is not None else "; no checkpoint was complete"
     if resumed.status is None:
-        return Verdict("hangs", f"makes no step{after}", newest=newest)
+        return StopVerdict("hangs", f"makes no step{after}", newest=newest)
     if resumed.status:
         torn = [member.missing for member in incomplete if member.opened]
         loads = {event["path"] for event in resumed.of_kind("load")}
         torn += [f"{path} is cut" for path in chosen.cut if path in loads]  # under a temporary name
         cause = KINDS["checkpoint"]["torn"].format(torn[0]) if torn else ""
-        return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
+        return StopVerdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
     if newest == stopped.expected.length or chosen.of(stopped.expected.length).opened:
-        return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
+        return StopVerdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
     first = Difference((newest or 0) + 1, 0, "steps")
-    return Verdict("diverges", f"ends without a step{after}", newest=newest, first=first)
+    return StopVerdict("diverges", f"ends without a step{after}", newest=newest, first=first)
 
 
 def _of_steps(
-    compared: Compared,
-    second: Callable[[], Run],
-    reference: Callable[[], Run],
+    compared: ResumeComparison,
+    second: Callable[[], RecordedRun],
+    reference: Callable[[], RecordedRun],
     words: Collection[str],
     is_given: bool,
-) -> Verdict:
+) -> StopVerdict:
     """Judge a resumed run that made steps."""
     resumed = compared.resumed
     loaded, last, chosen, kinds = compared.loaded, compared.last, compared.family, compared.kinds()
@@ -114,11 +114,11 @@ def _of_steps(
 
     def verdict(
         word: str, reason: str, cause: str = "", first: str = "", differing: Sequence[Difference] = ()
-    ) -> Verdict:
+    ) -> StopVerdict:
         step = (last if first == "steps" else loaded) + 1
         difference = Difference(step, 0, first) if first else next(iter(differing), None)
         newest = chosen.newest
-        return Verdict(word, reason + failure, cause, loaded, newest, difference, differing, kinds)
+        return StopVerdict(word, reason + failure, cause, loaded, newest, difference, differing, kinds)
 
     start = f"from step {loaded}" if loaded else "from the start: no checkpoint was complete"
     equal = f"steps {loaded + 1} to {last} are equal" if last > loaded else "no step was compared"
@@ -155,7 +155,7 @@ def _of_steps(
 
 
 def _blamed(
-    compared: Compared, second: Callable[[], Run], reference: Callable[[], Run]
+    compared: ResumeComparison, second: Callable[[], RecordedRun], reference: Callable[[], RecordedRun]
 ) -> tuple[list[Difference], str]:
     """Return the first differences that are the resume's fault, of each rank that has them; and why the rest
     is not, in words, if the computation does not repeat.
@@ -181,7 +181,7 @@ def _blamed(
             return _first(_repeating(found, reference(), whole)), ""
     other = second()
     between = first_noise(compared.resumed, other, loaded)
-    differences = Compared(compared.stopped, other).differences()
+    differences = ResumeComparison(compared.stopped, other).differences()
     again = {(difference.place, difference.rank): difference.actual for difference in differences}
     faults = []
     for difference in _repeating(found, compared.resumed, other):
@@ -207,7 +207,7 @@ def _blamed(
     return [], f"from step {between.step} on two resumes differ ({name}), as two uninterrupted runs do"
 
 
-def _not_saved(compared: Compared) -> list[Difference]:
+def _not_saved(compared: ResumeComparison) -> list[Difference]:
     """Return the state at the first resumed step that the loaded checkpoint does not contain, for a run that
     ended with it. A kind none of whose values is there is saved in another form, and not compared."""
     found = []
@@ -240,7 +240,7 @@ def _is_random(noise: Difference) -> bool:
     return noise.kind not in COMPUTED
 
 
-def _repeating(differences: Sequence[Difference], some: Run, others: Run) -> list[Difference]:
+def _repeating(differences: Sequence[Difference], some: RecordedRun, others: RecordedRun) -> list[Difference]:
     """Return the differences without saved values in which two runs of the same differ."""
     noise = set()
     for rank in some.ranks.keys() & others.ranks.keys():
@@ -262,7 +262,7 @@ def _whole_numbers(difference: Difference) -> bool:
     return all(value.startswith("=") and value[1:].lstrip("-").isdigit() for value in values)
 
 
-def _failed_to_save(compared: Compared) -> str:
+def _failed_to_save(compared: ResumeComparison) -> str:
     """Return the exception that ended a rank after SIGTERM, for which it has a handler, if the checkpoint
     taken was written before the signal; empty without."""
     signalled = compared.stopped.copy.event["t"]
@@ -272,7 +272,7 @@ def _failed_to_save(compared: Compared) -> str:
     return str(failed[0]["error"]) if failed and max(taken, default=0.0) < signalled else ""
 
 
-def _powerless(compared: Compared, kinds: Named) -> str:
+def _powerless(compared: ResumeComparison, kinds: Named) -> str:
     """Return why equal steps prove nothing; empty if they could have differed."""
     if compared.last == compared.loaded and not compared.restored:
         return "there is no step to compare"
@@ -288,7 +288,7 @@ def _powerless(compared: Compared, kinds: Named) -> str:
     return ""
 
 
-def _counts(compared: Compared, kinds: Named) -> str:
+def _counts(compared: ResumeComparison, kinds: Named) -> str:
     """Say what was compared."""
     texts = [f"{KINDS[kind]['name']} {kinds[kind]}" for kind in ("weights", "moments") if kinds.get(kind)]
     if compared.last == compared.loaded:
@@ -301,7 +301,7 @@ def _counts(compared: Compared, kinds: Named) -> str:
 
 
 def _explained(
-    compared: Compared, differences: Sequence[Difference], words: Collection[str]
+    compared: ResumeComparison, differences: Sequence[Difference], words: Collection[str]
 ) -> tuple[str, str]:
     """Return what differs at a step, the first in causal order, in a sentence, and its likely cause."""
     difference, kind = differences[0], differences[0].kind
@@ -312,6 +312,7 @@ def _explained(
     differing = {name: actual[name] for name in names if name in actual}
     is_known = differing and (not missing or kind == "batch")
     same = _steps_with(compared, difference, differing) if is_known else []
+    of_rank = compared.rank_with(difference, differing)
     pair: list[Any] = [of.get(names[0]) if names else None for of in (actual, expected)]
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
     total = len({**expected, **actual})
@@ -361,6 +362,7 @@ def _explained(
             "lacks": not any(expected.get(name) in compared.saved for name in names),
             "generators": " and ".join(generators),
             "restored": " and ".join(sorted({*drawn} - {*generators})),
+            "of_rank": f"rank {of_rank}" if of_rank is not None else "",
             "rank_0": compared.has_generator_of_rank_0(difference.rank),
             "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
             "fewer": len(actual) < len(expected) and {*actual.values()} <= {*expected.values()},
@@ -404,7 +406,7 @@ def _names(word: str, path: str) -> bool:
     return any(f"/{word}".endswith(f"/{'/'.join(parts[:end])}") for end in range(1, len(parts) + 1))
 
 
-def _steps_with(compared: Compared, difference: Difference, values: Named) -> list[int]:
+def _steps_with(compared: ResumeComparison, difference: Difference, values: Named) -> list[int]:
     """Return the steps that have these values, the nearest first, the start before all."""
     steps = compared.steps[difference.rank]
     fitting = {

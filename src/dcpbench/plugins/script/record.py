@@ -26,7 +26,7 @@ _CUT = re.compile(r"(?:\[enforce fail at [^]]*\] ?\. )?PytorchStreamReader faile
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """A run of the command: the events of all processes by time, its output, and its exit status, None if it
     was ended because it took too long."""
 
@@ -35,7 +35,7 @@ class Run:
     status: int | None = 0
 
     @classmethod
-    def read(cls, records: Path, log: Path, status: int | None = 0) -> "Run":
+    def read(cls, records: Path, log: Path, status: int | None = 0) -> "RecordedRun":
         """Read the records in a folder."""
         events: list[Event] = []
         for path in records.glob("*.jsonl"):
@@ -45,11 +45,11 @@ class Run:
         events.sort(key=lambda event: event["t"])
         return cls(events, log, status)
 
-    def until(self, time: float) -> "Run":
+    def until(self, time: float) -> "RecordedRun":
         """Return the run as it was at a time."""
         return replace(self, events=[event for event in self.events if event["t"] <= time])
 
-    def split(self, time: float) -> tuple["Run", "Run"]:
+    def split(self, time: float) -> tuple["RecordedRun", "RecordedRun"]:
         """Return the parts of a run whose launcher starts it again after a time: the processes that were
         started before, and those that were started later."""
         first = {event["process"]: event["t"] for event in reversed(self.events)}

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dcpbench.config.text import path_text
-from dcpbench.plugins.script.record import Run
-from dcpbench.plugins.script.run import OUT, Command
+from dcpbench.plugins.script.record import RecordedRun
+from dcpbench.plugins.script.run import OUT, ScriptCommand
 from dcpbench.plugins.script.words import leads_to
 
 _EARLY_S = 120.0
@@ -20,7 +20,7 @@ _NOT_RECORDED = {
 """Why no step was recorded, by the first kind of event that is missing."""
 
 
-def problem_of(run: Run, command: Command, place: Path, limit_s: float, seconds: float) -> str:
+def problem_of(run: RecordedRun, command: ScriptCommand, place: Path, limit_s: float, seconds: float) -> str:
     """Return why a run of the command, which took `seconds`, has no steps to compare; empty if it has.
 
     A command that fails early is run once more without the recorder, in the folder `place`.

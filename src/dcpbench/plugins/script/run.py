@@ -14,7 +14,7 @@ from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
 from dcpbench.plugins.script.copies import Copy, open_for_writing
 from dcpbench.plugins.script.process import Process
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import RecordedRun
 from dcpbench.plugins.script.words import paths_of, resume_words
 from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records import files
@@ -68,7 +68,7 @@ class Freezer:
 
 
 @dataclass(frozen=True)
-class Command:
+class ScriptCommand:
     """The script's command: its words, the folder in which it was typed, where its results go, and how it is
     recorded. Every run uses the folder `out`: links, pointers and saved arguments can have its path."""
 
@@ -107,7 +107,7 @@ class Command:
         freezer: Freezer | None = None,
         source: Copy | None = None,
         ends: int = 0,
-    ) -> Run:
+    ) -> RecordedRun:
         """Run the command for at most `limit_s` seconds, with the stops of a `freezer`.
 
         Args:
@@ -152,10 +152,10 @@ class Command:
         write_json(settings, known | {"status": status})
         return self.recorded(folder, name)
 
-    def recorded(self, folder: Path, name: str) -> Run:
+    def recorded(self, folder: Path, name: str) -> RecordedRun:
         """Return a run that was made, as `run` did."""
         status = json.loads((folder / f"{name}.json").read_text())["status"]
-        return Run.read(folder / f"{name}-records", folder / f"{name}.log", status)
+        return RecordedRun.read(folder / f"{name}-records", folder / f"{name}.log", status)
 
     def _started(self, words: Sequence[str], settings: Path, output: BinaryIO) -> Process:
         """Start the command, recorded as the file `settings` says."""
@@ -203,7 +203,7 @@ class Command:
             time.sleep(_POLL_S)
         return status
 
-    def stop(self, folder: Path, stop: str, limit_s: float, ends: int = 0) -> tuple[Run, Copy | None]:
+    def stop(self, folder: Path, stop: str, limit_s: float, ends: int = 0) -> tuple[RecordedRun, Copy | None]:
         """Run the command to a stop that ends it, and return the folder that it left; None if the run ended
         before."""
         freezer = Freezer({stop: folder / "out"}, ends=True)

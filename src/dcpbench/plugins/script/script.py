@@ -26,10 +26,10 @@ from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
 from dcpbench.plugins.script.compare import Stopped, family, first_noise, likely_checkpoints
 from dcpbench.plugins.script.copies import Copy
-from dcpbench.plugins.script.judge import STATUS, Verdict, judge
-from dcpbench.plugins.script.record import Run, plain
+from dcpbench.plugins.script.judge import STATUS, StopVerdict, judge
+from dcpbench.plugins.script.record import RecordedRun, plain
 from dcpbench.plugins.script.reference import problem_of
-from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
+from dcpbench.plugins.script.run import OFFLINE, OUT, Freezer, ScriptCommand
 from dcpbench.plugins.script.shown import PARALLEL, differing, issue, losses, seen
 from dcpbench.plugins.script.stops import GENTLE, chosen
 from dcpbench.plugins.script.words import hidden, other_hosts, resume_words, secrets_of
@@ -64,7 +64,7 @@ def main(
     gate: Sequence[str] = (),
     **settings: Any,
 ) -> int:
-    """Check a script, and return the exit status. `settings` are options that are fields of `Command`."""
+    """Check a script, and return the exit status. `settings` are options: fields of `ScriptCommand`."""
     name = again or folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))
     place, cwd = Path(name).resolve(), Path.cwd()
     if again:
@@ -83,7 +83,7 @@ def main(
     if not again and place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    check, signals = Check(Command([*words], cwd, place, resume_args, **settings), console), Signals()
+    check, signals = Check(ScriptCommand([*words], cwd, place, resume_args, **settings), console), Signals()
     signals.obey()
     try:
         if look:
@@ -100,12 +100,12 @@ def main(
 class Check:
     """The check of one script in one folder."""
 
-    def __init__(self, command: Command, console: Console) -> None:
+    def __init__(self, command: ScriptCommand, console: Console) -> None:
         self._command, self._place, self._console = command, command.place, console
         self._hidden = partial(hidden, secrets=secrets_of([*command.words, *command.resume_args]))
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit, self._note = SweepCode().dcpbench.commit, ""
-        self._reference: Run | None = None
+        self._reference: RecordedRun | None = None
         self._freezer = Freezer({})
 
     def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
@@ -185,13 +185,13 @@ class Check:
         files.remove_tree(self._place / "run")
         return 0
 
-    def _judged(self, stop: str) -> tuple[Verdict, Run, int | None]:
+    def _judged(self, stop: str) -> tuple[StopVerdict, RecordedRun, int | None]:
         """Resume a stopped run, and return the verdict with its last run, and the step at which it was
         stopped."""
         folder, frozen, ranks = self._folder(stop), self._frozen, len(self._frozen.ranks)
         if stop.startswith("rank") and int(stop[4:].partition("@")[0]) >= ranks:
             return (
-                Verdict("not_reached", f"there is no such rank: {counted(ranks, 'rank')}, from 0"),
+                StopVerdict("not_reached", f"there is no such rank: {counted(ranks, 'rank')}, from 0"),
                 frozen,
                 None,
             )
@@ -204,23 +204,23 @@ class Check:
         if copy is None:
             ended = f"ended ({run.failure})" if run.status else "ended with exit status 0"
             how = "ran too long" if run.status is None else ended
-            return Verdict("not_reached", f"the run {how} before this stop"), run, None
+            return StopVerdict("not_reached", f"the run {how} before this stop"), run, None
         if copy.event.get("cut") == "half" and run.synced(copy.event):
             text = "was synced before it was published, so that a power loss does not cut it"
-            return Verdict("not_reached", f"{copy.event['path']} {text}"), run, None
+            return StopVerdict("not_reached", f"{copy.event['path']} {text}"), run, None
         before, later = run.split(copy.event["t"])
         restarted = later if stop.startswith(GENTLE) and later.ranks else None
         run = before if restarted else run
         repeats = first_noise(run.until(copy.event["t"]), frozen) is None
         stopped = Stopped(run.until(copy.time), copy, frozen, repeats)
 
-        def resume(name: str, text: str) -> Run:
+        def resume(name: str, text: str) -> RecordedRun:
             self._says(f"{stop}: {text}")
             newest = family(stopped, ()).newest or 0
             ends = frozen.ends and max(2, frozen.ends - newest)  # in steps of its own, from the newest one
             return self._command.run(folder, name, self._limit_s, source=copy, ends=ends)
 
-        def restart() -> Run:
+        def restart() -> RecordedRun:
             self._says(f"{stop}: once more: does it repeat?")
             again, copy = self._command.stop(folder / "again", stop, self._limit_s, frozen.ends)
             return again.split(copy.event["t"])[1] if copy else again
@@ -241,7 +241,7 @@ class Check:
             verdict = replace(verdict, reason=f"{verdict.reason}; without --resume-args, as no path fits yet")
         return verdict, resumed, copy.event["k"] + 1
 
-    def _other(self) -> Run:
+    def _other(self) -> RecordedRun:
         """Return an uninterrupted run that is not the frozen one."""
         folder = self._place / "reference"
         if self._reference and self._reference is not self._frozen:
@@ -275,7 +275,7 @@ class Check:
         self._print(f"{text}; page: {page}", "bold red" if failed else "bold")
         return 1 if failed else 0 if exact and len(exact) == len(deciding) else WRONG_CONFIGURATION
 
-    def _uninterrupted(self, name: str, stops: Sequence[str] = ()) -> Run:
+    def _uninterrupted(self, name: str, stops: Sequence[str] = ()) -> RecordedRun:
         """Run the command to its end, perhaps frozen at stops. The first such run is the reference."""
         began, reference = time.monotonic(), self._reference
         self._says("uninterrupted" + (f", frozen and copied at {listed([*stops])}" if stops else ""))
@@ -294,7 +294,7 @@ class Check:
             self._describe(name, run, time.monotonic() - began)
         return run
 
-    def _describe(self, name: str, run: Run, seconds: float) -> None:
+    def _describe(self, name: str, run: RecordedRun, seconds: float) -> None:
         """Print what the reference did, and write what it ran on.
 
         Raises:
@@ -319,7 +319,9 @@ class Check:
         if run.broken:
             self._print(f"    not all was recorded: {listed(run.broken)}")
 
-    def _row(self, stop: str, verdict: Verdict, seconds: float, run: Run, at: int | None, again: str) -> Row:
+    def _row(
+        self, stop: str, verdict: StopVerdict, seconds: float, run: RecordedRun, at: int | None, again: str
+    ) -> Row:
         """Return the row of a stop, and write the issue of one that failed."""
         about, words, first = self._frozen.about, self._command.words, verdict.first
         scripts = [Path(word) for word in words if word.endswith(".py")]
@@ -327,7 +329,7 @@ class Check:
         parallel = [name for kind, name in PARALLEL.items() if kind in about["classes"]]
         known = {"resume_args": self._hidden(shlex.join(self._command.resume_args))}
         known |= {name: str(getattr(self._command, name)) for name in ("every", "saves", "deterministic")}
-        known = {name: of for name, of in known.items() if of and of != str(getattr(Command, name))}
+        known = {name: of for name, of in known.items() if of and of != str(getattr(ScriptCommand, name))}
         options = [f"--{name.replace('_', '-')}={of}".removesuffix("=True") for name, of in known.items()]
         config = {"script.command": self._hidden(shlex.join(words)), "--stop": stop}
         config |= {f"script.{name}": value for name, value in known.items()}

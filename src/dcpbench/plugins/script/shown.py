@@ -10,7 +10,7 @@ from typing import Any
 from dcpbench import __version__
 from dcpbench.config.text import counted, listed
 from dcpbench.plugins.script.compare import KINDS, Difference, used_generators
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import RecordedRun
 from dcpbench.records.row import Row
 
 PARALLEL = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp", "FSDPModule": "fsdp2"}
@@ -20,7 +20,7 @@ _FOLDERS = re.compile(r"(?<![\w.:/~])/(?:[\w.@+-]+/)+")
 _PACKAGES = re.compile(r"/[^\s\"']*/(?=(?:site|dist)-packages/)")
 
 
-def losses(run: Run) -> list[float | None]:
+def losses(run: RecordedRun) -> list[float | None]:
     """Return the loss of each step of the first optimizer of a rank, the first; None where it has none."""
     steps = next(iter(run.ranks.values()), [])
     values = [
@@ -45,7 +45,7 @@ def differing(differences: Sequence[Difference]) -> list[str]:
     return lines
 
 
-def seen(run: Run) -> list[str]:
+def seen(run: RecordedRun) -> list[str]:
     """Return lines about a run of a few steps."""
     first = next(iter(run.ranks.values()))
     about, own = run.about, [step for step in first if not step["optimizer"]]

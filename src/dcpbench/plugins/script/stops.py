@@ -9,7 +9,7 @@ from pathlib import PurePath
 from dcpbench.config.errors import ConfigError
 from dcpbench.plugins.script.checkpoints import Event, Version, is_in
 from dcpbench.plugins.script.compare import likely_checkpoints
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import RecordedRun
 
 GENTLE = ("term", "rank")
 """Kinds of stops to which the command reacts: it has some time to end, as a scheduler allows."""
@@ -32,7 +32,7 @@ def checked_stop(text: str) -> str:
     return text
 
 
-def chosen(reference: Run) -> list[str]:
+def chosen(reference: RecordedRun) -> list[str]:
     """Return stops of each kind that applies: in the middle between two saves, and in a save."""
     versions = {of.date: of.versions for of in reversed(likely_checkpoints(reference)) if of.date}
     saves = [0, *versions]
@@ -48,13 +48,13 @@ def chosen(reference: Run) -> list[str]:
     return stops + [f"write@{change}" for change in changes]
 
 
-def _after(reference: Run, saves: Collection[int], save: int) -> int:
+def _after(reference: RecordedRun, saves: Collection[int], save: int) -> int:
     """Return the step in the middle between a save and the next one."""
     after = next((step for step in saves if step > save), reference.length)
     return min(save + (after - save + 1) // 2 + 1, reference.length)
 
 
-def _in_save(reference: Run, versions: Collection[Version], volatile: re.Pattern[str]) -> list[str]:
+def _in_save(reference: RecordedRun, versions: Collection[Version], volatile: re.Pattern[str]) -> list[str]:
     """Return the last changes that wrote or published these versions, and that copied one, as a stop counts
     them, and before each the opening of a temporary file that it publishes, which is no checkpoint yet."""
     times = {(place.path, place.begins) for version in versions for place in version.places}
@@ -74,7 +74,7 @@ def _in_save(reference: Run, versions: Collection[Version], volatile: re.Pattern
             match = SequenceMatcher(None, path, target, autojunk=False).find_longest_match()
             is_reused = sum(event["path"] == path for event in changes if event["e"] == "open") > 1
             # A temporary name can be another one in each run, but for the part that it is renamed to.
-            part = path if is_reused else _repeated(path[match.a : match.a + match.size], volatile)
+            part = _repeated(path if is_reused else path[match.a : match.a + match.size], volatile)
             stops += [_counted(changes[: first + 1], part)] if len(part) >= _LEAST_NAME else []
         stops.append(_counted(changes[: last + 1], _repeated(target, volatile)))
     return stops

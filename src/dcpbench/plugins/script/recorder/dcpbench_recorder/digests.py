@@ -31,7 +31,7 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if torch.nn.parameter.is_lazy(value):  # it has no values yet
             continue
-        tensor = getattr(value, "_local_tensor", value).detach()
+        tensor = _local(value)
         if tensor.device.type == "meta" or not tensor.numel():
             continue
         tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
@@ -69,12 +69,20 @@ def _sums(tensors: list[torch.Tensor]) -> list[Any]:
 def rows(value: Any) -> dict[str, Any]:
     """Return the digest of each sample of a batch, not fetched yet: of each row of its first tensor that has
     rows; none if there are many, or large ones. Numbers, such as tokens of one text, are no samples."""
-    tensors = (leaf for _, leaf in islice(leaves(value), _MOST_VALUES) if torch.is_tensor(leaf))
+    tensors = (_local(leaf) for _, leaf in islice(leaves(value), _MOST_VALUES) if torch.is_tensor(leaf))
     tensor = next((leaf for leaf in tensors if leaf.dim() > 1), None)
     if tensor is None or not 0 < tensor.numel() <= _CHUNK or len(tensor) > _MOST_ROWS:
         return {}
-    plain = getattr(tensor, "_local_tensor", tensor).detach()
-    return digests({str(place): row for place, row in enumerate(plain)})
+    return digests({str(place): row for place, row in enumerate(tensor)})
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Return the shard of a DTensor; of a tensor inside `vmap` that with all of its batch."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    return local
 
 
 def fetched(parts: Parts) -> Parts:

@@ -207,8 +207,9 @@ class Steps:
 
     def _about(self) -> dict[str, Any]:
         """Return what is known about a process that trains."""
-        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe())]
-        callers = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
+        # No list of frames: it would keep the script's variables alive.
+        stack = traceback.walk_stack(sys._getframe())
+        callers = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in stack}
         distributed = torch.distributed
         is_parallel = distributed.is_available() and distributed.is_initialized()
         modules = [module for model in [*self._models] for module in model.modules()]
