@@ -33,7 +33,7 @@ def distinguishing_axes(columns: Columns) -> list[str]:
     """Return the axes that distinguish all cells, the most important first, without those that follow from
     more important ones.
 
-    >>> telling_axes({"save": ["sync", "async"], "seed": [1, 1], "copy": ["a", "b"]})
+    >>> distinguishing_axes({"save": ["sync", "async"], "seed": [1, 1], "copy": ["a", "b"]})
     ['save']
     """
     telling, known = list[str](), 1
