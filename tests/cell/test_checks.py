@@ -368,8 +368,7 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
         def compare(expected: Leaves, actual: Leaves, *rest: Any, **options: Any) -> list[Mismatch]:
             seen.append(name)
             assert expected.keys() == actual.keys()
-            found: list[Mismatch] = honest(expected, actual, *rest, **options)
-            return found
+            return honest(expected, actual, *rest, **options)
 
         monkeypatch.setattr(module, name, compare)
 

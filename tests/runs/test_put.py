@@ -80,8 +80,7 @@ class Refusing(nn.Module):
         self.layer = nn.Linear(2, 2)
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.layer(samples)
-        return output
+        return self.layer(samples)
 
     def get_extra_state(self) -> Any:
         return {"number": self.number, "version": 2}

@@ -21,7 +21,6 @@ def loads_with_workers() -> Workload:
     def batch(generator: torch.Generator) -> torch.Tensor:
         order = torch.randperm(len(ORDER), generator=generator).tolist()
         rows = DataLoader([ROWS[ORDER[number]] for number in order], SAMPLES, num_workers=1)
-        first: torch.Tensor = next(iter(rows))
-        return first
+        return next(iter(rows))
 
     return Workload(net(), batch, reversed_loss)

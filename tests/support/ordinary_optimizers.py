@@ -112,8 +112,7 @@ def unused_parameters(optimizer: Callable[[nn.Module], Any] = adam) -> Workload:
             self.parts = model
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.parts["used"](x)
-            return out
+            return self.parts["used"](x)
 
     return Workload(OneOfTwo(), inputs, reversed_loss, optimizer)
 

@@ -35,8 +35,7 @@ class SetOnce(nn.Module):
             self.mode = False
             for name, (_, later) in _CHANGES.items():
                 self.get_buffer(name).copy_(later)
-        out: torch.Tensor = self.net(x)
-        return out
+        return self.net(x)
 
     def get_extra_state(self) -> Any:
         return self.mode
@@ -118,8 +117,7 @@ class Normed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mixed = F.relu(self.norm(self.mix(self.raw(x))))
-        out: torch.Tensor = self.net(self.drop(mixed.mean((2, 3))))
-        return out
+        return self.net(self.drop(mixed.mean((2, 3))))
 
 
 def norm(drop: float = 0.1) -> Workload:

@@ -24,8 +24,7 @@ class Net(nn.Module):
         self.first, self.last = nn.Linear(inputs, 16), nn.Linear(16, outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        last: torch.Tensor = self.last(F.leaky_relu(self.first(x), 0.2))
-        return last
+        return self.last(F.leaky_relu(self.first(x), 0.2))
 
 
 def pair() -> nn.ModuleDict:

@@ -137,6 +137,6 @@ def test_generators_of_a_model_are_seeded_and_set(generator: Any, draw: Any) -> 
 @pytest.mark.cell
 def test_object_with_the_name_of_a_component_is_skipped() -> None:
     """One of the two would be saved, and both compared."""
-    ran = run_alone(workload=WorkloadConfig("support.odd_state.other_average"), component="ema")
+    ran = run_alone(workload=WorkloadConfig("support.ordinary_state.other_average"), component="ema")
     assert ran.verdict.status == "skip", ran.verdict.reason
     assert "'ema' is also a name of the component" in str(ran.verdict.reason)
