@@ -28,7 +28,6 @@ from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import (
     EmptyShard,
     TensorLeaf,
-    digested,
     persistent_tensors,
     retained,
     snapshot_model,
@@ -98,12 +97,6 @@ def test_optimizer_values_change_each_time() -> None:
     for _ in range(3):
         perturb_optimizer(optimizer, seed=1)
         assert names <= {found.name for found in compare(saved, snapshot_optimizer(model, optimizer))}
-
-
-def test_every_hyperparameter_changes() -> None:
-    optimizer = torch.optim.SGD([{"of": 1, "params": [nn.Parameter(torch.ones(1))]}], lr=0.5)
-    perturb_optimizer(optimizer, seed=1)
-    assert (optimizer.param_groups[0]["of"], optimizer.param_groups[0]["lr"]) == (0.4375, 0.21875)
 
 
 def test_retained_leaves_do_not_change() -> None:
@@ -301,15 +294,6 @@ def test_list_of_none_has_a_control() -> None:
     assert perturbed([None, {"steps": 4}]) == [None, {"steps": perturbed(4)}]
     functions = {"of none": [], "lr_lambdas": [None, None]}
     assert {one.name for one in compare(functions, perturbed_leaves(functions))} == functions.keys()
-
-
-def test_every_leaf_changes() -> None:
-    leaf = snapshot_model(trained()[0])["0.net1.weight",]
-    leaves = {"first": 0.1, "w": leaf, **digested({"large": leaf}), "idle": EmptyShard(leaf), "last": "mean"}
-    changed = perturbed_leaves(leaves)
-    assert list(changed) == list(leaves)
-    assert [found.name for found in compare(leaves, changed)] == ["first", "w", "large", "last"]
-    assert changed["idle"] is leaves["idle"], "an entry that may be absent has nothing to report"
 
 
 def test_proven_names_are_compared_without_a_control() -> None:
