@@ -324,7 +324,7 @@ def test_twin_without_room_is_not_built(free: int, monkeypatch: pytest.MonkeyPat
     estimated = {one.value for one in report.measurements if one.metric == "twin_bytes"}
     monkeypatch.setattr(build_run.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     assert why_not(alone(**SMALL)[1]) == why_not(report)
-    monkeypatch.setattr(build_run, "LARGE_BYTES", 0)
+    monkeypatch.setattr(build_run, "LARGE_MODEL_BYTES", 0)
     verdict, report = alone(**SMALL)
     why = "an unsharded copy of the model on each rank takes about 0.0 GiB, and 0.0 GiB are free"
     of_twin = set[str]() if free else {"gradient_close", "step_equal", "batch_loss_close"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.compare.controls import controllable
+from dcpbench.compare.controls import names_of_control
 from dcpbench.scenarios import fine_tune
 from dcpbench.scenarios.dcp_api import in_place
 from dcpbench.scenarios.dcp_api.stateful_objects import plain_values
@@ -66,7 +66,7 @@ def test_overwrite() -> None:
 def test_stateful_or_not() -> None:
     where = "in the checkpoint of step 2"
     ran = passing(scenario="stateful_or_not")
-    plain = controllable(snapshot_nested(plain_values(world().device, 1)))
+    plain = names_of_control(snapshot_nested(plain_values(world().device, 1)))
     beside = {f"plain.{name}" for name in plain} | {"stateful.data"}
     expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
     expected["extra_equal", where] = SHORT.names["extra_equal"] | beside

@@ -207,7 +207,7 @@ def test_control_of_disagreeing_ranks_is_run(
         given.append(state)
         return state, {("lr",): wrong} if seen or len(given) == 1 else {}
 
-    monkeypatch.setattr(across_layouts, "digests", digests)
+    monkeypatch.setattr(across_layouts, "digests_of_full", digests)
     cell = bare_cell(tmp_path)
     vars(cell)["checkpointer"] = EMPTY
     saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {("lr",): 0.1, ("eps",): 1e-8}})
@@ -243,7 +243,7 @@ def test_disagreeing_ranks_are_reported(
     def gathered(mine: Leaves, group: object) -> list[Leaves]:
         return [mine, {name: leaf if name not in differing else "other" for name, leaf in mine.items()}]
 
-    monkeypatch.setattr(across_layouts, "gathered", gathered)
+    monkeypatch.setattr(across_layouts, "gathered_values", gathered)
     cell = bare_cell(tmp_path)
     handed_over(cell)
     assert cell.report.checks.keys() == {"extra_equal"}

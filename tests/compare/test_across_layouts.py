@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.compare import across_layouts
-from dcpbench.compare.across_layouts import _add_up, compare_across, digests, gathered
-from dcpbench.compare.controls import controllable
+from dcpbench.compare.across_layouts import _add_up, compare_across, digests_of_full, gathered_values
+from dcpbench.compare.controls import names_of_control
 from dcpbench.compare.leaves import TensorReader, compare
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
@@ -109,10 +109,10 @@ def test_only_names_of_a_group_are_joined() -> None:
 
 def test_checkpoint_locates_full_digests() -> None:
     state = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "e": leaf(torch.empty(0, 3)), "lr": 0.1}
-    saved, wrong = digests(state, None)
+    saved, wrong = digests_of_full(state, None)
     assert wrong == {}
     assert isinstance(saved["w"], DigestedLeaf)
-    assert controllable(saved) == ["w", "v", "lr"]
+    assert names_of_control(saved) == ["w", "v", "lr"]
     assert compare_across(saved, state, None) == []
     other = {**state, "w": leaf(torch.tensor([[1.0, 1, 1], [1, 2, 1]]))}
     assert names(saved, other) == ["w"]
@@ -157,7 +157,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
         barrier.wait(20)
         return everybody
 
-    monkeypatch.setattr(across_layouts, "gathered", exchanged)
+    monkeypatch.setattr(across_layouts, "gathered_values", exchanged)
     monkeypatch.setattr(across_layouts.dist, "get_rank", lambda rank: rank)
 
 
@@ -225,7 +225,7 @@ def test_content_of_each_rank_is_compared() -> None:
     """A tensor that differed by rank in an earlier stage has to differ in the same way."""
 
     def full(rank: int) -> Leaves:
-        return digests({"w": leaf((ONES, OTHER)[rank])}, rank)[0]  # type: ignore[arg-type]
+        return digests_of_full({"w": leaf((ONES, OTHER)[rank])}, rank)[0]  # type: ignore[arg-type]
 
     with ThreadPoolExecutor(2) as pool:
         saved, same = pool.map(full, range(2))
@@ -247,10 +247,10 @@ def test_unlocated_mismatch_is_reported_as_is() -> None:
 
 
 def test_every_rank_contributes() -> None:
-    assert gathered("mine", None) == ["mine"]
+    assert gathered_values("mine", None) == ["mine"]
     dist.init_process_group("fake", rank=1, world_size=3)  # the others have whatever this one has
     try:
-        assert gathered("mine", dist.group.WORLD) == ["mine"] * 3
+        assert gathered_values("mine", dist.group.WORLD) == ["mine"] * 3
     finally:
         dist.destroy_process_group()
 
@@ -299,7 +299,7 @@ def test_full_digest_is_compared_with_a_part_of_any_size(rows: int, monkeypatch:
     """Also with an empty part, and with one of several blocks."""
     monkeypatch.setattr(snapshot, "BLOCK", 4)
     tensor = torch.arange(2.0 * rows).reshape(rows, 2)
-    full, _ = digests({"w": leaf(tensor)}, None)
+    full, _ = digests_of_full({"w": leaf(tensor)}, None)
     assert compare(full, {"w": leaf(tensor)}) == []
     if rows:
         assert [one.name for one in compare(full, {"w": leaf(tensor + 1)})] == ["w"]

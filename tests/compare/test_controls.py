@@ -14,8 +14,8 @@ from torch import nn
 from dcpbench.compare.controls import (
     compare_controlled,
     compared_names,
-    controllable,
     jitter,
+    names_of_control,
     perturb_model,
     perturb_optimizer,
     perturbed,
@@ -65,10 +65,10 @@ def test_every_name_is_reported_after_a_perturbation() -> None:
     after = snapshot_model(model), snapshot_optimizer(model, optimizer)
     for saved, changed, names in zip(before, after, unchanged, strict=True):
         reported = {found.name for found in compare(saved, perturbed_where(saved, changed, names))}
-        assert set(controllable(saved)) <= reported
+        assert set(names_of_control(saved)) <= reported
     assert ("1.running_var",) in before[0]
     assert ("state", "0.net1.weight", "step") in before[1]
-    assert "param_groups.0.params" in controllable(before[1])
+    assert "param_groups.0.params" in names_of_control(before[1])
     assert {"param_groups.0.lr", "param_groups.0.betas", "param_groups.0.amsgrad"} <= by_text(
         before[1]
     ).keys()
@@ -326,4 +326,4 @@ def test_compared_names_tell_empty_shards() -> None:
         "idle": EmptyShard(0.1),
     }
     assert compared_names(leaves) == {"lr": True, "scalar": True, "here": True, "on another rank": False}
-    assert controllable(leaves) == ["lr", "scalar", "here"]
+    assert names_of_control(leaves) == ["lr", "scalar", "here"]

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
-from dcpbench.compare.leaves import ABSENT_LEAF, AS_STORED, bits, compare, same_leaves, same_value, with_place
+from dcpbench.compare.leaves import (
+    ABSENT_LEAF,
+    AS_STORED,
+    bits,
+    compare,
+    same_leaves,
+    same_value,
+    with_location,
+)
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
 from dcpbench.state.layout import whole
@@ -183,7 +191,8 @@ def test_rank_without_a_part_has_no_mismatch() -> None:
     expected = digested({"w": ONES})["w"]
     assert isinstance(expected, DigestedLeaf)
     assert (
-        with_place(("w",), Mismatch("w", Problem.replicas), expected, None, {("w",): ONES.local}.get) is None
+        with_location(("w",), Mismatch("w", Problem.replicas), expected, None, {("w",): ONES.local}.get)
+        is None
     )
 
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from compare.test_leaves import DTYPES
-from dcpbench.compare.across_layouts import compare_across, digests
+from dcpbench.compare.across_layouts import compare_across, digests_of_full
 from dcpbench.compare.leaves import compare
 from dcpbench.compare.stored import StoredChunk, compare_stored
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -154,9 +154,9 @@ def look(case: Case) -> dict[str, Any]:
     group = dist.group.WORLD
     elsewhere = leaf(cut(tensor, case.other_mesh, case.other_placements))
     plain = {"w": TensorLeaf(tensor, whole(tensor), None)}
-    together, complaints = digests({"w": damaged}, group)
-    expected, _ = digests(plain, None)
-    content, _ = digests({"w": saved}, group)
+    together, complaints = digests_of_full({"w": damaged}, group)
+    expected, _ = digests_of_full(plain, None)
+    content, _ = digests_of_full({"w": saved}, group)
     return {
         "flipped": flipped,
         "at": at,

@@ -19,7 +19,7 @@ from dcpbench.core.sentences import describe
 from dcpbench.formats.audit import Chunk, Entry, Manifest, audit, controls, damaged_copies
 from dcpbench.formats.dcp_metadata import manifest_of
 from dcpbench.state.layout import whole
-from dcpbench.state.snapshot import EmptyShard, TensorLeaf, expected_of
+from dcpbench.state.snapshot import EmptyShard, TensorLeaf, expected_entries
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def checkpoint(tmp_path: Path) -> tuple[Manifest, dict[str, Entry]]:
     leaves = {f"model.{name}": TensorLeaf(value, whole(value), None) for name, value in tensors.items()}
     metadata = FileSystemReader(tmp_path).read_metadata()
     lengths = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    return manifest_of(metadata, lengths), expected_of({**leaves, "epoch": 7})
+    return manifest_of(metadata, lengths), expected_entries({**leaves, "epoch": 7})
 
 
 def test_empty_file_of_an_idle_thread_is_not_stray(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_empty_file_of_an_idle_thread_is_not_stray(tmp_path: Path) -> None:
     lengths = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sorted(lengths.values())[:2] == [0, 0]
     metadata = FileSystemReader(tmp_path).read_metadata()
-    expected = expected_of({"weight": TensorLeaf(state["weight"], whole(state["weight"]), None)})
+    expected = expected_entries({"weight": TensorLeaf(state["weight"], whole(state["weight"]), None)})
     assert audit(manifest_of(metadata, lengths), expected) == []
     named = next(name for name in lengths if lengths[name] and name != ".metadata")
     emptied = audit(manifest_of(metadata, {**lengths, named: 0, "empty.txt": 0}), expected)
@@ -182,4 +182,4 @@ def test_unexpected_properties_are_reported(checkpoint: tuple, change: dict, tol
 
 
 def test_idle_entries_are_not_expected() -> None:
-    assert expected_of({"state.w.step": EmptyShard(1.0), "lr": 0.1}) == {"lr": Entry()}
+    assert expected_entries({"state.w.step": EmptyShard(1.0), "lr": 0.1}) == {"lr": Entry()}

@@ -13,7 +13,7 @@ import pytest
 from conftest import resume, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.plan.plan import PlannedCell, part_numbers, part_of
+from dcpbench.plan.plan import PlannedCell, cells_of_part, part_numbers
 from support.commands import main
 from support.pretended_engine import PRETENDED
 
@@ -64,14 +64,14 @@ def test_cells_are_dealt_out_with_their_repeats() -> None:
         return cast("list[PlannedCell]", made)
 
     cells = jobs(9.0)
-    parts = [part_of(cells, number, 2) for number in (1, 2)]
+    parts = [cells_of_part(cells, number, 2) for number in (1, 2)]
     assert sorted(map(id, itertools.chain(*parts))) == sorted(map(id, cells))
     for part in parts:
         assert part == [cell for cell in cells if cell in part]
         assert {cell.requested.world_size for cell in part} == {2, 4}
         assert {*Counter(cell.of for cell in part).values()} == {2}  # type: ignore[attr-defined]
     random.Random(0).shuffle(other := jobs(7.0))
-    mine = [{cell.of for cell in part_of(some, 1, 2)} for some in (cells, other)]  # type: ignore[attr-defined]
+    mine = [{cell.of for cell in cells_of_part(some, 1, 2)} for some in (cells, other)]  # type: ignore[attr-defined]
     assert mine[0] == mine[1]
     with pytest.raises(ConfigError, match="part=39/40: has none of 32 cells"):
-        part_of(cells, 39, 40)
+        cells_of_part(cells, 39, 40)

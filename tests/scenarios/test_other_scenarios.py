@@ -15,7 +15,7 @@ from torch import nn
 from dcpbench.cell import handover
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.compare.controls import controllable
+from dcpbench.compare.controls import names_of_control
 from dcpbench.compare.leaves import compare
 from dcpbench.core.mismatch import Place
 from dcpbench.core.rank_report import CheckReport, Skip
@@ -249,7 +249,7 @@ def test_plain_values_cover_every_kind() -> None:
     kinds = {type(leaf).__name__ for leaf in leaves.values()}
     assert kinds == {"int", "float", "bool", "str", "bytes", "NoneType", "list", "TensorLeaf"}
     found = compare(leaves, others)
-    assert {one.name for one in found} == set(controllable(leaves)) == by_text(leaves).keys() - {"empty"}
+    assert {one.name for one in found} == set(names_of_control(leaves)) == by_text(leaves).keys() - {"empty"}
 
 
 def wrong(given: dict[str, Any], was_set: list[str], stateful: Any) -> list[str]:

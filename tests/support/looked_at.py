@@ -7,7 +7,7 @@ from unittest import mock
 
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
-from dcpbench.compare.controls import controllable
+from dcpbench.compare.controls import names_of_control
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.state import CHECK_OF, text_of
@@ -49,7 +49,7 @@ class Looked:
     def __init__(self, given: Config) -> None:
         self.names: dict[str, set[str]] = {}
         for part, leaves in live_state(trained(given)).items():
-            self.names.setdefault(CHECK_OF[part], set()).update(controllable(leaves))
+            self.names.setdefault(CHECK_OF[part], set()).update(names_of_control(leaves))
         self.all = set.union(*self.names.values())
         self.restored = self.all - self.names["flags_equal"]
         self.state = {name for name in self.names["optim_equal"] if name.startswith("state.")}

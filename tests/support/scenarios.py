@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
-from dcpbench.compare.across_layouts import digests
+from dcpbench.compare.across_layouts import digests_of_full
 from dcpbench.compare.controls import perturbed_leaves
 from dcpbench.compare.leaves import compare
 from dcpbench.core.rank_report import Compared
@@ -50,8 +50,8 @@ def layouts(cell: Cell) -> None:
     group = cell.world.group
     with cell.phase("verify"):
         plain = snapshot_model(build_twin(cell.config, cell.world, cell.config.seed).model)
-        expected, _ = digests(plain, None)
-        content, wrong = digests(snapshot_model(reference.live_run.model), group)
+        expected, _ = digests_of_full(plain, None)
+        content, wrong = digests_of_full(snapshot_model(reference.live_run.model), group)
         control = compare(plain, perturbed_leaves(plain))
         found = [*wrong.values(), *compare(expected, content)]
         cell.record("model_equal", Compared.of(found, control, map(text_of, expected)), "as it was built")

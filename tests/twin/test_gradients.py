@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.compare.controls import controllable, perturbed_leaves
+from dcpbench.compare.controls import names_of_control, perturbed_leaves
 from dcpbench.compare.losses import batch_loss_tolerance
 from dcpbench.compare.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.core.mismatch import TWIN, Mismatch, Problem
@@ -374,7 +374,7 @@ def test_constants_have_a_control() -> None:
     leaves = snapshot_model(Adversarial([4, 8, 3]))
     assert compare_step(1, leaves, leaves) == []
     changed = {one.name for one in compare_step(1, leaves, perturbed_leaves(leaves))}
-    assert changed == {*controllable(leaves)} >= {"causal", "bias", "rope", "large", "odd", "narrow"}
+    assert changed == {*names_of_control(leaves)} >= {"causal", "bias", "rope", "large", "odd", "narrow"}
 
 
 def test_irreproducible_step_tolerates_its_noise() -> None:

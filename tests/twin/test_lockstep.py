@@ -178,7 +178,7 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
     compared, last = lockstep(1), ("net2.bias",)
     leaves = {(name,): leaf for name, leaf in compared._leaves.items()}
-    monkeypatch.setattr(across_layouts, "gathered", gathered)
+    monkeypatch.setattr(across_layouts, "gathered_values", gathered)
     replicas = results_of(compared)["replicas_equal"]
     assert [one.name for one in replicas.found] == ["net2.bias"]
     assert replicas.detected["net1.weight"]

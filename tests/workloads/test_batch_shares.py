@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from dcpbench.compare.leaves import same_value
-from dcpbench.workloads.batch import leaves, map_tensors, samples_of, share_of, to_device
+from dcpbench.workloads.batch import leaves_of_batch, map_tensors, samples_of, share_of, to_device
 
 Pair = namedtuple("Pair", "x y")
 PARTS = {(6, 2): (range(3), range(3, 6)), (6, 3): (range(2), range(2, 4), range(4, 6))}
@@ -185,16 +185,16 @@ REFUSED: dict[str, Any] = {
 
 
 def arrays(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves_of_batch(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def numbers_in(part: Any) -> list[int]:
     """Return the number of each sample in a part, of which each has one."""
     numbers = []
     for item in part:
-        tensors = [leaf for leaf in leaves(item) if not isinstance(leaf, str)]
+        tensors = [leaf for leaf in leaves_of_batch(item) if not isinstance(leaf, str)]
         if not tensors:
-            numbers.append("abcdef".index(leaves(item)[0]))
+            numbers.append("abcdef".index(leaves_of_batch(item)[0]))
         else:
             number = np.unique(np.concatenate([np.ravel(np.asarray(one)) for one in tensors]))
             numbers.append(int(number.item()))
@@ -213,12 +213,12 @@ class Graph:
 
 def test_tensors_in_objects_are_compared() -> None:
     first, again, other = Graph(X), Graph(rows()), Graph(rows() + 1)
-    assert len(leaves(first)) == 2
-    assert same_value(leaves(first), leaves(again))
-    assert not same_value(leaves(first), leaves(other))
+    assert len(leaves_of_batch(first)) == 2
+    assert same_value(leaves_of_batch(first), leaves_of_batch(again))
+    assert not same_value(leaves_of_batch(first), leaves_of_batch(other))
     packed = pack_sequence(ragged((3, 2)))
-    assert same_value(leaves(packed), leaves(pack_sequence(ragged((3, 2)))))
-    assert not same_value(leaves(packed), leaves(pack_sequence(ragged((2, 2)))))
+    assert same_value(leaves_of_batch(packed), leaves_of_batch(pack_sequence(ragged((3, 2)))))
+    assert not same_value(leaves_of_batch(packed), leaves_of_batch(pack_sequence(ragged((2, 2)))))
 
 
 @pytest.mark.parametrize("of", [2, 3])

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.config.groups import ActivationCheckpointing
 from dcpbench.state.snapshot import plain_fqn
-from dcpbench.workloads.parallelisms import fsdp2_per_layer, layers, planned, wrap_layers
+from dcpbench.workloads.parallelisms import fsdp2_per_layer, layers, with_layers, wrap_layers
 from dcpbench.workloads.workload import workload_of
 from support.alone import config, group_of_one
 from support.ordinary_workloads import Blocks
@@ -30,7 +30,7 @@ def test_layers_are_recomputed_and_sharded(patterns: tuple[str, ...], names: set
     model = Blocks()
     wrap_layers(model, ActivationCheckpointing.layer, True, patterns)
     assert named(model, CheckpointWrapper) == names
-    given = planned(config(parallel="fsdp2_per_layer").parallel, patterns, {})
+    given = with_layers(config(parallel="fsdp2_per_layer").parallel, patterns, {})
     with group_of_one():
         fsdp2_per_layer(model, init_device_mesh("cpu", (1,)), given)
     assert named(model, FSDPModule) == {"", *names}
@@ -38,9 +38,9 @@ def test_layers_are_recomputed_and_sharded(patterns: tuple[str, ...], names: set
 
 def test_plan_of_the_command_line_wins() -> None:
     given = config(parallel="tp").parallel
-    assert planned(given, (), {"up": "colwise"}).tp_plan == {"up": "colwise"}
+    assert with_layers(given, (), {"up": "colwise"}).tp_plan == {"up": "colwise"}
     given.tp_plan = {"down": "rowwise"}
-    assert planned(given, (), {"up": "colwise"}).tp_plan == {"down": "rowwise"}
+    assert with_layers(given, (), {"up": "colwise"}).tp_plan == {"down": "rowwise"}
 
 
 @pytest.mark.parametrize(

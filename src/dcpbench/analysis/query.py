@@ -74,7 +74,7 @@ def select_rows(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.Data
     return frame.reset_index(drop=True)
 
 
-def names_in(options: Sequence[str]) -> list[str]:
+def split_names(options: Sequence[str]) -> list[str]:
     """Return the names in an option, which can be repeated and can list several between commas."""
     return [name.strip() for names in options for name in names.split(",") if name.strip()]
 

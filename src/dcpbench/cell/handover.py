@@ -18,7 +18,7 @@ from dcpbench.compare.across_layouts import compare_ranks
 from dcpbench.compare.leaves import Comparison
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Place
-from dcpbench.core.state import StatePart, named
+from dcpbench.core.state import StatePart, names_with_texts
 from dcpbench.runs.run import Exclusions
 from dcpbench.runs.run_state import State, full_tensors
 from dcpbench.state.snapshot import PLAIN
@@ -104,7 +104,7 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
     for part, leaves in state.items():
         full[part], compared = compare_ranks(leaves, cell.world.group)
         if compared.found and saved:
-            wrong = named(leaves, {mismatch.name for mismatch in compared.found})
+            wrong = names_with_texts(leaves, {mismatch.name for mismatch in compared.found})
             stored = full_tensors(wrong, saved.reader_of(part, cell.checkpointer))
             record_restored(cell, saved, {part: Comparison(leaves, stored, compared)}, saved.place)
     return full

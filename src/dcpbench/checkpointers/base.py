@@ -46,7 +46,7 @@ from dcpbench.formats.files import (
     no_files,
 )
 from dcpbench.records import files
-from dcpbench.state.process_state import settled
+from dcpbench.state.process_state import wait_until_empty
 
 T = TypeVar("T")
 
@@ -275,7 +275,7 @@ class Checkpointer(ABC):
         def missing() -> dict[str, None]:
             return {} if self.lengths(checkpoint_id) else {checkpoint_id: None}
 
-        return no_files(Path(checkpoint_id).name, {}) if settled(missing) else None
+        return no_files(Path(checkpoint_id).name, {}) if wait_until_empty(missing) else None
 
     def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
         """Return the digests of when a save reported success (`time.time`), completed by files that a shared

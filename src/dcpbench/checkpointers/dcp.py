@@ -29,7 +29,7 @@ from dcpbench.compare.stored import Stored, StoredChunk, read_whole, stored_in
 from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
 from dcpbench.formats.audit import Manifest
-from dcpbench.formats.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
+from dcpbench.formats.dcp_metadata import METADATA, manifest_of, merged_manifest, metadata_in, read_metadata
 from dcpbench.records.files import file_lengths
 from dcpbench.state.nested import of_tensors
 from dcpbench.state.process_state import kept_by_dcp
@@ -103,7 +103,7 @@ class DcpCheckpointer(Checkpointer):
         for name, rank in metadata_in(lengths).items():
             metadata = self.reader(checkpoint_id).read_metadata(**({} if rank is None else {"rank": rank}))
             manifests.append(manifest_of(metadata, lengths, name))
-        return joined(manifests, lengths)
+        return merged_manifest(manifests, lengths)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)

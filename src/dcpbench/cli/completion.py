@@ -82,7 +82,9 @@ def source(tree: click.Command, shell: str) -> str:
     return made(tree, {}, "dcpbench", VARIABLE).source()
 
 
-def override(context: click.Context, _: click.Parameter | None, typed: str) -> list[CompletionItem[str]]:
+def complete_override(
+    context: click.Context, _: click.Parameter | None, typed: str
+) -> list[CompletionItem[str]]:
     """Return the overrides that begin as typed."""
     config_dir = context.params.get("config_dir")
     groups, keys = keys_help.groups(config_dir and Path(config_dir)), keys_help.keys()

@@ -111,7 +111,7 @@ class CommandTree(click.Group):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        return super().shell_complete(ctx, incomplete) or completion.override(ctx, None, incomplete)
+        return super().shell_complete(ctx, incomplete) or completion.complete_override(ctx, None, incomplete)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*keys_help.commands()]
@@ -184,7 +184,7 @@ class SweepCommand(Once):
             nargs=-1,
             type=click.UNPROCESSED,
             metavar="[KEY=VALUE[,VALUE...]]...",
-            shell_complete=completion.override,
+            shell_complete=completion.complete_override,
         )
         folder = click.Path(file_okay=False)
         config_dir = click.Option(

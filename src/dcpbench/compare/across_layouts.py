@@ -13,7 +13,14 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.compare.controls import perturbed_leaves
-from dcpbench.compare.leaves import TensorReader, compare, differences, in_order, same_value, with_place
+from dcpbench.compare.leaves import (
+    TensorReader,
+    compare,
+    differences_by_name,
+    same_value,
+    sorted_parameters,
+    with_location,
+)
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, text_of
@@ -38,18 +45,18 @@ def compare_across(
     """Return the mismatches of content and of replicas; collective over `group`.
 
     Args:
-        saved: live or retained parts, or the result of `digests`.
+        saved: live or retained parts, or the result of `digests_of_full`.
         actual: live parts.
         group: the ranks that have the parts.
         read_saved: reads a tensor that differs from the checkpoint, to find out where it differs.
     """
-    (expected, wrong), (actual_digests, also) = digests(saved, group), digests(actual, group)
+    (expected, wrong), (actual_digests, also) = digests_of_full(saved, group), digests_of_full(actual, group)
     also = {
         name: mismatch
         for name, mismatch in also.items()
         if not _same_on_each_rank(expected.get(name), actual_digests[name])
     }
-    different = [*also.items(), *differences(expected, actual_digests).items()]
+    different = [*also.items(), *differences_by_name(expected, actual_digests).items()]
     if not different:
         return [*wrong.values()]
     closer: dict[Name, Mismatch] = {}
@@ -57,11 +64,11 @@ def compare_across(
     for name, mismatch in dict(different).items():
         if mismatch.problem not in _BY_DIGEST:
             continue
-        here = with_place(name, drifted.get(name, mismatch), expected[name], actual.get(name), read_saved)
+        here = with_location(name, drifted.get(name, mismatch), expected[name], actual.get(name), read_saved)
         if here:
             of_replicas = name in drifted and here.problem is Problem.differs
             closer[name] = replace(here, problem=Problem.replicas) if of_replicas else here
-    located = set[Name]().union(*gathered({*closer}, group))
+    located = set[Name]().union(*gathered_values({*closer}, group))
     others = [
         mismatch for name, mismatch in different if name not in located or mismatch.problem not in _BY_DIGEST
     ]
@@ -87,7 +94,7 @@ def compare_state(
     return compare(saved, actual, read_saved, closely)
 
 
-def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, dict[Name, Mismatch]]:
+def digests_of_full(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, dict[Name, Mismatch]]:
     """Replace each tensor by the digest of the full tensor, the same on all ranks; collective over `group`.
 
     Returns:
@@ -98,7 +105,7 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, di
     for name, leaf in digests_here.items():
         if isinstance(leaf, DigestedLeaf):
             digests_here[name] = replace(leaf, blocks=(add(*leaf.blocks),))
-    all_ranks = gathered(digests_here, group)
+    all_ranks = gathered_values(digests_here, group)
     together: Leaves = {}
     wrong: dict[Name, Mismatch] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
@@ -110,13 +117,13 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, di
 
 
 def compare_ranks(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, Compared]:
-    """Return the `digests`, and what is wrong with their parts. The control is another value on the last
-    rank, of each name that is wrong; collective over `group`."""
-    together, wrong = digests(leaves, group)
+    """Return the `digests_of_full`, and what is wrong with their parts. The control is another value on the
+    last rank, of each name that is wrong; collective over `group`."""
+    together, wrong = digests_of_full(leaves, group)
     broken = {name: leaves[name] for name in wrong if name in leaves}
     if group is None or dist.get_rank(group) == dist.get_world_size(group) - 1:
         broken = perturbed_leaves(broken)
-    control = digests(broken, group)[1] if wrong else {}  # wrong on all ranks, or on none
+    control = digests_of_full(broken, group)[1] if wrong else {}  # wrong on all ranks, or on none
     return together, Compared.of(wrong.values(), control.values(), map(text_of, wrong))
 
 
@@ -134,7 +141,7 @@ class _Copy:
 def compare_replicas(leaves: Mapping[Name, TensorLeaf], group: dist.ProcessGroup | None) -> Compared:
     """Compare the tensors of which several ranks have the same part; collective over `group`. The control is
     a change on one rank."""
-    extents = gathered({name: leaf.extent for name, leaf in leaves.items()}, group)
+    extents = gathered_values({name: leaf.extent for name, leaf in leaves.items()}, group)
     here = dist.get_rank(group) if group else 0
     replicated, last = dict[Name, TensorLeaf](), dict[Name, TensorLeaf]()
     for name, leaf in leaves.items():
@@ -148,7 +155,7 @@ def compare_replicas(leaves: Mapping[Name, TensorLeaf], group: dist.ProcessGroup
         name: _Copy(leaf.extent, leaf.kind, contents[name], changed.get(name))
         for name, leaf in replicated.items()
     }
-    all_ranks = gathered(copies, group)
+    all_ranks = gathered_values(copies, group)
     mismatches: list[Mismatch] = []
     detected: dict[str, bool] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
@@ -217,7 +224,7 @@ def _joined(by_rank: Mapping[int, Any]) -> list[str] | None:
     """Return the names of a group's parameters on all stages of a pipeline; None if different stages share a
     name."""
     # In a control they need not be names.
-    parts = {str(in_order(names)): names for names in by_rank.values()}
+    parts = {str(sorted_parameters(names)): names for names in by_rank.values()}
     names = [name for listed_names in parts.values() for name in listed_names]
     return names if len({*map(str, names)}) == len(names) else None
 
@@ -237,7 +244,7 @@ def _disagreement(name: Name, by_rank: Mapping[int, Any]) -> Mismatch | None:
     return None
 
 
-def gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+def gathered_values(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     """Return the values of all ranks, by rank; collective."""
     if group is None:
         return [value]

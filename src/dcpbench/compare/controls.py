@@ -264,7 +264,7 @@ def compare_controlled(
     if control is None:
         control = perturbed_leaves({name: leaf for name, leaf in actual.items() if name in due})
     reported = {*proven, *(mismatch.name for mismatch in how(due, control, closely=False))}
-    detected = {name: name in reported for name in controllable(expected)}
+    detected = {name: name in reported for name in names_of_control(expected)}
     return Compared(how(expected, actual), compared_names(expected), detected)
 
 
@@ -281,6 +281,6 @@ def compared_names(saved: Leaves) -> dict[str, bool]:
     return names
 
 
-def controllable(saved: Leaves) -> list[str]:
+def names_of_control(saved: Leaves) -> list[str]:
     """Return the names that a control has to report: those of which this rank has a part."""
     return [name for name, here in compared_names(saved).items() if here]

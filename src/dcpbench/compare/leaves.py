@@ -17,7 +17,7 @@ import torch
 
 from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import Name, named, text_of
+from dcpbench.core.state import Name, names_with_texts, text_of
 from dcpbench.state.digest import add
 from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import (
@@ -61,10 +61,10 @@ def compare(
         read_saved: reads a tensor from the checkpoint if only its digest was kept.
         closely: False for a control, which needs only the names.
     """
-    return [*differences(saved, restored, read_saved, closely).values()]
+    return [*differences_by_name(saved, restored, read_saved, closely).values()]
 
 
-def differences(
+def differences_by_name(
     saved: Leaves, restored: Leaves, read_saved: TensorReader | None = None, closely: bool = True
 ) -> dict[Name, Mismatch]:
     """Return the same by name."""
@@ -180,7 +180,7 @@ class Comparison:
     def wrong(self) -> frozenset[Any]:
         """The names of this rank's mismatches."""
         texts = {mismatch.name for mismatch in self.compared.found}
-        return frozenset(named({**self.expected, **self.actual}, texts))
+        return frozenset(names_with_texts({**self.expected, **self.actual}, texts))
 
     def names_equal_to(self, expected: Mapping[Any, Any]) -> set[Any]:
         """Return the names of mismatches under which there is what another expectation says."""
@@ -275,7 +275,9 @@ def _compare_leaves(
         return _compare_tensors(name, expected, actual, read_saved, closely)
     if same_value(expected, actual):
         return None
-    if names_parameters(name, expected) and same_value(in_order(expected), in_order(actual)):
+    if names_parameters(name, expected) and same_value(
+        sorted_parameters(expected), sorted_parameters(actual)
+    ):
         return None
     if not closely:
         return Mismatch(text_of(name), Problem.value)
@@ -283,7 +285,7 @@ def _compare_leaves(
     return Mismatch(text_of(name), Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
 
 
-def in_order(names: Any) -> Any:
+def sorted_parameters(names: Any) -> Any:
     """Return the names of a group's parameters, sorted. A group built from a set has another order in each
     process, and a load finds parameters by their names."""
     return sorted(names, key=repr) if isinstance(names, list) else names
@@ -386,10 +388,10 @@ def _compare_digests(
         return mismatch
     first, last = expected.block_ends(differing[0])
     facts = {"differing": len(differing), "blocks": len(blocks), "first": first, "last": last}
-    return with_place(name, replace(mismatch, facts=facts), expected, actual, read_saved)
+    return with_location(name, replace(mismatch, facts=facts), expected, actual, read_saved)
 
 
-def with_place(
+def with_location(
     name: Name,
     mismatch: Mismatch,
     expected: DigestedLeaf,

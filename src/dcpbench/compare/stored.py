@@ -117,7 +117,7 @@ def _compare(
     wrong, read = dict[str, Mismatch](), Leaves()
     for key, leaf in saved.items():
         try:
-            stored_part = part_of(leaf.extent, stored[key])
+            stored_part = read_part(leaf.extent, stored[key])
         except Exception as error:  # noqa: BLE001 - decoding damaged bytes can raise anything
             facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
             wrong[key], read[key,] = Mismatch(key, Problem.unreadable, leaf.kind, facts=facts), leaf
@@ -139,10 +139,10 @@ def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
         ValueError: the chunks have no element, or one has a different shape than its `sizes`.
     """
     full = whole(torch.empty(reach(chunks), device="meta"))
-    return part_of(full, chunks).reshape(full.shape)
+    return read_part(full, chunks).reshape(full.shape)
 
 
-def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
+def read_part(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     """Assemble a rank's part of a tensor, shape (numel,), on the CPU, from the chunks that overlap it; zeros
     where there is no chunk.
 

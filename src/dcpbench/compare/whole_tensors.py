@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from dcpbench.compare.across_layouts import gathered
+from dcpbench.compare.across_layouts import gathered_values
 from dcpbench.core.state import Key, Name
 from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import Leaf, Leaves, TensorLeaf, local_part
@@ -57,7 +57,7 @@ class Parts(Generic[Key]):
     """
 
     def __init__(self, parts_here: Mapping[Key, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
-        all_ranks = gathered(dict(parts_here), exchange.group)
+        all_ranks = gathered_values(dict(parts_here), exchange.group)
         self._exchange = exchange
         shapes: dict[Key, set[tuple[tuple[int, ...], torch.dtype]]] = {}
         for theirs in all_ranks:

@@ -22,7 +22,7 @@ Sharing = StrEnum("Sharing", "none disjoint correctness")
 Verify = StrEnum("Verify", "standard deep")
 Tolerance = StrEnum("Tolerance", "strict standard")
 
-Place = StrEnum("Place", "restored live staged written both training")
+InjectedAt = StrEnum("InjectedAt", "restored live staged written both training")
 """The place of an injected fault: the state after a load, the live state after a save, the state staged for
 a save, the files of a save, both staged and restored state, the training of every parallel run."""
 
@@ -405,7 +405,7 @@ class FaultConfig:
 
     name: str = MISSING
     target: str | None = None
-    at: Place = Place.restored
+    at: InjectedAt = InjectedAt.restored
     rank: int | None = how_run(None)
     saves: int = how_run(1)
     expects: list[Expect] = how_run(list)

@@ -48,7 +48,7 @@ def text_of(name: Name | str) -> str:
     return name if isinstance(name, str) else ".".join(map(str, name))
 
 
-def named(names: Iterable[Key], texts: Container[str]) -> list[Key]:
+def names_with_texts(names: Iterable[Key], texts: Container[str]) -> list[Key]:
     """Return the names that mismatches with these texts are about."""
     return [name for name in names if text_of(name) in texts]
 

@@ -172,7 +172,7 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], metadata_file: str = 
     )
 
 
-def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifest:
+def merged_manifest(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifest:
     """Merge the manifests of a checkpoint's metadata files. A chunk that several ranks wrote, because it is
     replicated, is taken from the first."""
     if len(manifests) == 1:
@@ -210,7 +210,7 @@ def foreign_manifest(folder: Path, lengths: Mapping[str, int], metadata_file: st
             read_metadata(Path(os.path.realpath(folder / metadata_file))), lengths, metadata_file
         )
         for key, entry in manifest.entries.items():
-            check_entry(key, entry)
+            check_shapes(key, entry)
         for path, spans in manifest.spans.items():
             numbers = {type(number) for span in spans for number in (span.begin, span.end)}
             if not isinstance(path, str) or numbers != {int}:
@@ -222,7 +222,7 @@ def foreign_manifest(folder: Path, lengths: Mapping[str, int], metadata_file: st
     return manifest
 
 
-def check_entry(key: object, entry: Entry) -> None:
+def check_shapes(key: object, entry: Entry) -> None:
     """Raise a MetadataError unless shapes consist of numbers and chunks have the same number of
     dimensions."""
     shapes = [numbers for chunk in entry.chunks for numbers in (chunk.offsets, chunk.sizes)]

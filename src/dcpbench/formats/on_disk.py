@@ -16,7 +16,7 @@ from dcpbench.formats.dcp_metadata import (
     METADATA,
     MetadataError,
     foreign_manifest,
-    joined,
+    merged_manifest,
     metadata_in,
     unfinished_rank,
 )
@@ -91,7 +91,7 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     name = SUFFIX
     try:
         if metadata_files:
-            manifest = joined(
+            manifest = merged_manifest(
                 [foreign_manifest(folder, files, name := metadata_file) for metadata_file in metadata_files],
                 files,
             )

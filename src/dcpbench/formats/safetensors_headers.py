@@ -12,7 +12,7 @@ from typing import Any
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.formats.audit import Chunk, Entry, Manifest, Shape, Span, reach
-from dcpbench.formats.dcp_metadata import DAMAGED, MetadataError, check_entry
+from dcpbench.formats.dcp_metadata import DAMAGED, MetadataError, check_shapes
 from dcpbench.records import files
 
 SUFFIX = ".safetensors"
@@ -67,7 +67,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
                 begin, end = (data_at + at for at in tensor["data_offsets"])
                 offsets = tuple(sharding[key]["saved_offsets"]) if sharding else (0,) * len(sizes)
                 chunk = Chunk(offsets, sizes, name)
-                check_entry(key, Entry(reach([chunk]), None, (chunk,)))
+                check_shapes(key, Entry(reach([chunk]), None, (chunk,)))
                 dtype, element_bytes = DTYPES.get(tensor["dtype"], (str(tensor["dtype"]), None))
                 if any(len(earlier.sizes) != len(sizes) or dtypes[key] != dtype for earlier in chunks[key]):
                     raise ValueError(f"{key} differs from the tensor of this name in {chunks[key][0].file}")

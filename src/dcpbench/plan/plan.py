@@ -14,7 +14,7 @@ import yaml
 
 from dcpbench.analysis.differing import cell_names
 from dcpbench.code.provenance import OURS, SweepCode, conf_folders, file_of, package_digest
-from dcpbench.code.sources import DCPBENCH, Source, is_own, joined, package_of
+from dcpbench.code.sources import DCPBENCH, Source, commits_text_of, is_own, package_of
 from dcpbench.compose import limits
 from dcpbench.compose.cells import SweepCell
 from dcpbench.config.errors import ConfigError, value_text
@@ -154,7 +154,7 @@ class Plan:
         code = {package: source for cell in self.cells for package, source in cell.code.items()}
         return self.machine.description | {
             "dcpbench_commit": code[DCPBENCH].commit,
-            "target_commit": joined(cell.columns["target_commit"] for cell in self.cells),
+            "target_commit": commits_text_of(cell.columns["target_commit"] for cell in self.cells),
             "code": {package: asdict(source) for package, source in sorted(code.items())},
         }
 
@@ -349,7 +349,7 @@ def part_numbers(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[PlannedCell]:
+def cells_of_part(cells: Sequence[PlannedCell], number: int, count: int) -> list[PlannedCell]:
     """Return the cells of a part of a sweep, in their order.
 
     Cells are dealt out in the order of their digests, which mixes them. All repeats of a cell are in one

@@ -159,7 +159,7 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
             if line.row:
                 rows.append(line.row)
                 if (status := line.row.status) not in STATUSES:
-                    unknown = f"status {value_text(status)} is not one of {', '.join(STATUSES)}"
+                    unknown = f"status {short_text(status)} is not one of {', '.join(STATUSES)}"
                     remarks.append(f"{unknown}; it counts as not ok")
                 first = line_of.setdefault(line.row.run, number)
                 if first != number:
@@ -285,12 +285,12 @@ def read_row(line: bytes, types: Mapping[str, ColumnType]) -> dict[str, Any]:
         raise ValueError("a torn row, whose write was interrupted")
     row = parse(line)
     if not isinstance(row, dict):
-        raise ValueError(f"{value_text(row)}, expected a row")
+        raise ValueError(f"{short_text(row)}, expected a row")
     if (version := row.get("schema_version")) != SCHEMA_VERSION:
-        raise ValueError(f"{_VERSION} {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}")
+        raise ValueError(f"{_VERSION} {short_text(version)}, this dcpbench reads {SCHEMA_VERSION}")
     for name, kind in types.items():
         if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
-            value = f"{name} is {value_text(row[name])}" if name in row else f"no {name}"
+            value = f"{name} is {short_text(row[name])}" if name in row else f"no {name}"
             raise ValueError(f"{value}, expected {_TYPE_NAMES[kind.python]}")
     return dict.fromkeys(REQUIRED) | row
 
@@ -314,7 +314,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
-def value_text(value: object) -> str:
+def short_text(value: object) -> str:
     """Return a short text for any value."""
     if isinstance(value, list | dict):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"

@@ -32,7 +32,7 @@ from dcpbench.analysis.costs import (
 )
 from dcpbench.analysis.differing import axes_that_differ
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
-from dcpbench.analysis.query import QueryError, names_in
+from dcpbench.analysis.query import QueryError, split_names
 from dcpbench.analysis.runs import grouped_failures, remarks, user_targets
 from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
@@ -74,9 +74,9 @@ def main(
 ) -> int:
     """Compare sweeps; return 1 if a change of `fail_on` was found, raise ResultsError on bad input."""
     known = list(dict.fromkeys([*always_compared(), *METRICS]))
-    chosen = _known("--metric", names_in(metric), known, "is not a metric; choose one of")
-    metrics, ignored = chosen or always_compared(), names_in(ignore)
-    kinds = _known("--fail-on", names_in(fail_on), FAIL_ON, "is not a kind of change; choose one of")
+    chosen = _known("--metric", split_names(metric), known, "is not a metric; choose one of")
+    metrics, ignored = chosen or always_compared(), split_names(ignore)
+    kinds = _known("--fail-on", split_names(fail_on), FAIL_ON, "is not a kind of change; choose one of")
     written_as = format_of(format, output, _FORMATS)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([old, *new])}
     before = read_sweeps(earlier) if earlier else Sweeps(pd.DataFrame(), {}, [])

@@ -17,7 +17,7 @@ from rich.text import Text
 from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, group_by_display, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE
 from dcpbench.analysis.frame import plain_rows, read_sweeps
-from dcpbench.analysis.query import known_metric, names_in, parse_condition
+from dcpbench.analysis.query import known_metric, parse_condition, split_names
 from dcpbench.analysis.runs import without_numbers
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import clipped, counted
@@ -65,7 +65,7 @@ def main(
 ) -> int:
     """Show cells over many sweeps; raise ResultsError if they cannot be read or written."""
     conditions = [parse_condition(condition) for condition in where]
-    metrics = tuple(dict.fromkeys(map(known_metric, names_in(metric)))) or default_metrics()
+    metrics = tuple(dict.fromkeys(map(known_metric, split_names(metric)))) or default_metrics()
     written_as = format_of(format, output, _FORMATS)
     sweeps = read_sweeps(folders, details=False)
     if sweeps.frame.empty:

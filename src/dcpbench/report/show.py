@@ -16,9 +16,9 @@ from dcpbench.analysis.query import (
     QueryError,
     known_column,
     known_metric,
-    names_in,
     parse_condition,
     select_rows,
+    split_names,
 )
 from dcpbench.analysis.runs import failures, grouped_failures, remarks
 from dcpbench.config.text import counted, done_text
@@ -99,7 +99,7 @@ def main(
         where=tuple(map(parse_condition, where)),
         rows=_names(rows, "--rows"),
         columns=_names(columns, "--columns"),
-        metrics=tuple(map(known_metric, names_in(metric))),
+        metrics=tuple(map(known_metric, split_names(metric))),
         cells=cells,
     )
     if view.cells and view.is_pivot:
@@ -179,7 +179,7 @@ def report_content(sweeps: Sweeps, view: View = View()) -> Content:
 
 
 def _names(given: Sequence[str], option: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(known_column(name, option) for name in names_in(given)))
+    return tuple(dict.fromkeys(known_column(name, option) for name in split_names(given)))
 
 
 def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:

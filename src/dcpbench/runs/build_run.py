@@ -34,11 +34,11 @@ from dcpbench.torch_private import COMMUNICATION_HOOKS, PYTREE, VERSION
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.generators import seed_generators
-from dcpbench.workloads.optimizers import as_one, each_of
+from dcpbench.workloads.optimizers import as_one_optimizer, each_optimizer
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.workload import Workload, workload_of
-from dcpbench.workloads.world import LARGE_BYTES, World
+from dcpbench.workloads.world import LARGE_MODEL_BYTES, World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _BATCH_STATISTICS = "batch normalisation sees a rank's share of each batch"
@@ -63,7 +63,7 @@ def build(config: Config, world: World, seed: int, exclusions: Exclusions = NO_E
     parallelisms.wrap_layers(
         workload.model, config.activation_checkpointing, config.compiles_layers, workload.layers
     )
-    plan = parallelisms.planned(config.parallel, workload.layers, workload.tp_plan)
+    plan = parallelisms.with_layers(config.parallel, workload.layers, workload.tp_plan)
     config = replace(config, parallel=plan)
     model = parallelisms.wrap_model(config, world, workload.model)
     if config.compile and not config.compiles_layers:
@@ -86,8 +86,8 @@ def build(config: Config, world: World, seed: int, exclusions: Exclusions = NO_E
     )
     workload = replace(workload, model=model)
     run = OwnRun(config, world, workload, component, seed, pipeline=pipeline, exclusions=exclusions)
-    kinds = {type(optimizer).__name__ for optimizer in each_of(run.optimizer)}
-    if parallelisms.flattens(model) and "Adafactor" in kinds:  # a load can hang
+    kinds = {type(optimizer).__name__ for optimizer in each_optimizer(run.optimizer)}
+    if parallelisms.flattens_parameters(model) and "Adafactor" in kinds:  # a load can hang
         raise Skip("Adafactor needs full matrices, which FSDP1 flattens; use parallel=ddp")
     return run
 
@@ -100,12 +100,12 @@ def skip_groups_by_shape(config: Config, run: OwnRun, twin: OwnRun) -> None:
     """
     here, plain = (_groups(trained.model, trained.optimizer) for trained in (run, twin))
     differing = [name for name, group in here.items() if not same_value(group, plain.get(name))]
-    if not (parallelisms.flattens(run.model) and differing and config.workload.target):
+    if not (parallelisms.flattens_parameters(run.model) and differing and config.workload.target):
         return
     workload = seeded_workload(config, twin.world.device, config.seed)
     for parameter in workload.model.parameters():
         parameter.data = parameter.data.reshape(-1)
-    if same_value(here, _groups(workload.model, as_one(workload.optimizer(workload.model)))):
+    if same_value(here, _groups(workload.model, as_one_optimizer(workload.optimizer(workload.model)))):
         which = (
             f"{differing[0]} and {len(differing) - 1} more are"
             if len(differing) > 1
@@ -147,7 +147,7 @@ def twin_bytes(config: Config, model: nn.Module, sizes: Mapping[str, int]) -> in
 def why_no_memory(world: World, nbytes: int, always: bool) -> str | None:
     """Return why some rank has no memory for a twin of this size, the same on every rank; collective if it is
     large, and for stages of a pipeline, which estimate different sizes (`always`)."""
-    if nbytes < LARGE_BYTES and not always:
+    if nbytes < LARGE_MODEL_BYTES and not always:
         return None
     place, free = platform.node(), psutil.virtual_memory().available
     if world.device.type == "cuda":

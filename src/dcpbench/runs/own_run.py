@@ -48,7 +48,7 @@ from dcpbench.state.snapshot import (
 from dcpbench.workloads.batch import Batch, samples_of, share_of, size_of_share
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, OF_TORCH, RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_list, as_one, each_of
+from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_list, as_one_optimizer, each_optimizer
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import (
@@ -117,7 +117,7 @@ class OwnRun:
         if both := objects.keys() & component.objects.keys():
             raise Skip(f"state: {min(both)!r} is also a name of the component; choose another one")
         self.saved = SavedObjects({**component.objects, **objects}, partial(is_not_saved, workload))
-        self.optimizer = as_one(self.optimizers)
+        self.optimizer = as_one_optimizer(self.optimizers)
         self.scheduler: Any = None
         if workload.scheduler:
             made = workload.scheduler(self.optimizers)
@@ -251,7 +251,7 @@ class OwnRun:
 
     def train_step(self, batches: Batches, on_use: OnUse | None = None) -> None:
         """Train one step; until `exchange_losses` its loss is that of this rank's share."""
-        noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
+        noting = noting_gradients(each_optimizer(self.optimizer), self.model.parameters)
         with self.random.noting_draws(), buckets_kept(), noting as self._had_gradient_in_step:
             loss = self.take_step(self.next_batch(batches), on_use)
         self.had_gradient.append(any(self._had_gradient_in_step))
@@ -321,10 +321,10 @@ class OwnRun:
             with self.random.drawn_from(), ExitStack() as noting:
                 share = self._begun_share(batch)
                 if on_use:
-                    stepped = each_of(self.optimizer)
+                    stepped = each_optimizer(self.optimizer)
                     noting.enter_context(noting_uses(stepped, [*self.model.parameters()], on_use))
                 is_one = self.optimizer is self.optimizers
-                optimizers = each_of(self.optimizer) if is_one else self.optimizers
+                optimizers = each_optimizer(self.optimizer) if is_one else self.optimizers
                 loss: torch.Tensor = self.user_step(self._called, optimizers, share)
             end_passes(self.model)
             self.component.follow(self.model)

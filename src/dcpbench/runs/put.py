@@ -16,7 +16,7 @@ import torch
 from dcpbench.compare.controls import perturb, perturb_model, perturb_optimizer, perturbed, perturbed_leaf
 from dcpbench.compare.leaves import ABSENT_LEAF, TensorReader, same_leaf, same_leaves
 from dcpbench.compare.whole_tensors import Exchange, assembled
-from dcpbench.core.state import Name, StatePart, named, text_of
+from dcpbench.core.state import Name, StatePart, names_with_texts, text_of
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import Run, Unchanged
 from dcpbench.runs.run_state import State, live_state, saved_part, trained_state
@@ -28,7 +28,6 @@ from dcpbench.state.snapshot import (
     Leaves,
     Slot,
     TensorLeaf,
-    below,
     content_digest,
     entries_of,
     extra_states,
@@ -39,8 +38,9 @@ from dcpbench.state.snapshot import (
     names_parameters,
     parts_of_each,
     retained,
+    without_prefix,
 )
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.optimizers import each_optimizer
 
 _REPLACED = ("noise", "tensor_object", "train_state")
 """Objects that a run replaces when it forgets its state."""
@@ -57,7 +57,7 @@ def slots_of(run: Run) -> dict[StatePart, list[Slot]]:
 
 def _of_optimizer(run: Run) -> Iterator[Slot]:
     known, number = parts_of_each(named_parts(run.model)), 0
-    for optimizer in each_of(run.optimizer):
+    for optimizer in each_optimizer(run.optimizer):
         state = optimizer.state
         for group in optimizer.param_groups:
             for at, parameter in enumerate(group["params"]):
@@ -112,7 +112,7 @@ def put_saved(
     removed."""
     live, due = live_state(run), State()
     for part, of_part in texts.items():
-        names = named(saved[part] | live.get(part, {}), of_part)
+        names = names_with_texts(saved[part] | live.get(part, {}), of_part)
         due[part] = {name: saved[part].get(name, ABSENT_LEAF) for name in names}
     return put(run, due, read_saved)
 
@@ -272,7 +272,7 @@ def change_again(
     kept = dict(unchanged)
     for part in {part for part, _ in missed}:
         live, texts = live_state(run)[part], {name for of, name in missed if of is part}
-        leaves = {name: saved[part][name] for name in named(saved[part], texts)}
+        leaves = {name: saved[part][name] for name in names_with_texts(saved[part], texts)}
         equal = same_leaves(leaves, live).difference(kept.get(part, ()))
         put(run, {part: {name: perturbed_leaf(live[name], text_of(name), slice(None)) for name in equal}})
         same = same_leaves(leaves, live_state(run)[part])
@@ -313,7 +313,7 @@ def copy_state(run: OwnRun, plain: OwnRun) -> None:
             if slot.like is None:
                 slot.put(copy.deepcopy(saved))
             elif saved := saved or {
-                name[-1]: full_tensor for name, full_tensor in below(full, slot.prefix).items()
+                name[-1]: full_tensor for name, full_tensor in without_prefix(full, slot.prefix).items()
             }:
                 slot.put(map_leaves(saved, partial(copied, slot.like), slot.prefix))
     plain.random.copy_from(run.random)

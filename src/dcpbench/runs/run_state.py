@@ -22,7 +22,7 @@ from dcpbench.state.snapshot import (
     TensorLeaf,
     by_parameter,
     digested,
-    expected_of,
+    expected_entries,
     named_parameters,
     named_parts,
     names_parameters,
@@ -32,7 +32,7 @@ from dcpbench.state.snapshot import (
     snapshot_nested,
     snapshot_optimizer,
 )
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.optimizers import each_optimizer
 from dcpbench.workloads.parallelisms import overwritten_buffers
 
 State = dict[StatePart, Leaves]
@@ -131,7 +131,8 @@ def restorable(state: State, run: Run) -> State:
     }
     if run.initial_attributes is not None:
         if any(
-            isinstance(optimizer, ZeroOptimizer) for optimizer in (run.optimizer, *each_of(run.optimizer))
+            isinstance(optimizer, ZeroOptimizer)
+            for optimizer in (run.optimizer, *each_optimizer(run.optimizer))
         ):
             made[StatePart.optimizer] = [name for name in state[StatePart.optimizer] if name[0] != "state"]
         made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.initial_attributes
@@ -169,9 +170,9 @@ def as_saved(run: Run, saved: State) -> State:
 def expected_keys(named: State, extra: Leaves | None) -> ExpectedKeys:
     """Return the keys that a save has to write on this rank: of a state under the names of its state dicts,
     and of what is saved in addition."""
-    promised = expected_of(extra or {})
+    promised = expected_entries(extra or {})
     for part, leaves in named.items():
-        promised |= expected_of({key_of(part, name): leaf for name, leaf in leaves.items()})
+        promised |= expected_entries({key_of(part, name): leaf for name, leaf in leaves.items()})
     return promised
 
 

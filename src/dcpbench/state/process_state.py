@@ -91,7 +91,7 @@ class ProcessState(NamedTuple):
                 names["open_files"] = [name for name in names["open_files"] if name.startswith(below)]
             return {kind: some for kind, some in names.items() if some}
 
-        return settled(added)
+        return wait_until_empty(added)
 
     @staticmethod
     def leaves(generators: Mapping[str, torch.Tensor], device: torch.device) -> Leaves:
@@ -243,7 +243,7 @@ def open_descriptors() -> dict[int, str]:
     return opened
 
 
-def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def wait_until_empty(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the result of `grown` as soon as it is empty, or after a time limit."""
     until = time.monotonic() + _SETTLE_S
     while (left := grown()) and time.monotonic() <= until:

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Key, Name, text_of
 from dcpbench.formats.audit import Entry
-from dcpbench.state.digest import Digest, add, digest, fetch
+from dcpbench.state.digest import Digest, add, digest, digests_on_cpu
 from dcpbench.state.layout import (
     Extent,
     ParameterPart,
@@ -251,7 +251,7 @@ def of_kind(kind: str, leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
     return {name: leaf for name, leaf in leaves.items() if getattr(leaf, "kind", None) == kind}
 
 
-def below(leaves: Leaves, prefix: Name) -> Leaves:
+def without_prefix(leaves: Leaves, prefix: Name) -> Leaves:
     """Return the leaves whose names begin with a prefix, without the prefix."""
     length = len(prefix)
     return {name[length:]: leaf for name, leaf in leaves.items() if name[:length] == prefix}
@@ -286,7 +286,7 @@ def digested(leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
 def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
     """Return the digests of each part's blocks; synchronizes with the device once."""
     counted = [[digest(*block) for block in _blocks(part)] for part in parts]
-    fetched = iter(fetch([block for blocks in counted for block in blocks]))
+    fetched = iter(digests_on_cpu([block for blocks in counted for block in blocks]))
     return [tuple(next(fetched) for _ in blocks) for blocks in counted]
 
 
@@ -430,7 +430,7 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None, name: Name = ()) 
     return TensorLeaf(local, extent or extent_of(value), placements, kind)
 
 
-def expected_of(leaves: Mapping[Key, Leaf]) -> dict[str, Entry]:
+def expected_entries(leaves: Mapping[Key, Leaf]) -> dict[str, Entry]:
     """Return the entries that a checkpoint of this snapshot should have, by flattened key. Where the snapshot
     has a number, the state dict can have a tensor without dimensions."""
     return {

@@ -22,7 +22,7 @@ from dcpbench.config.text import counted
 from dcpbench.executors.agent import end_own_agent
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.machine import Machine, rank_imports
-from dcpbench.plan.plan import Plan, part_numbers, part_of, plan_of
+from dcpbench.plan.plan import Plan, cells_of_part, part_numbers, plan_of
 from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED, shared_gpu_sentences
 from dcpbench.records.store import ResultsError
@@ -54,7 +54,7 @@ def run_sweep(request: Request) -> int:
             cells, probe = _cells(request, engine, console)
             plan = plan_of(cells, probe(), engine.hosts_of)
             if request.sweep.part and not request.is_resumed:
-                plan = replace(plan, cells=part_of(plan.cells, *part_numbers(request.sweep.part)))
+                plan = replace(plan, cells=cells_of_part(plan.cells, *part_numbers(request.sweep.part)))
             if request.options.plan:
                 return _show(plan, request, engine, folder)
             sweep = _begun_sweep(plan, request, engine, folder, console)

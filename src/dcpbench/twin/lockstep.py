@@ -12,7 +12,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.compare.across_layouts import compare_replicas
-from dcpbench.compare.controls import compared_names, controllable, perturbed_leaves
+from dcpbench.compare.controls import compared_names, names_of_control, perturbed_leaves
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.losses import batch_loss_tolerance, coarsest_eps, compare_losses, loss_name
 from dcpbench.compare.whole_tensors import (
@@ -25,7 +25,7 @@ from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
-from dcpbench.core.state import Name, named
+from dcpbench.core.state import Name, names_with_texts
 from dcpbench.runs.build_run import build_twin, reduction_dtype, skip_groups_by_shape
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import copy_tensors
@@ -309,9 +309,9 @@ class Lockstep:
         if self._run.pipeline:
             elsewhere = set[Name]().union(*self._world.gathered({*actual})) - actual.keys()
         mismatches = compare_step(step, twin, actual, elsewhere, tolerances)
-        due = [text for text in controllable(actual) if not proven.get(text)]
+        due = [text for text in names_of_control(actual) if not proven.get(text)]
         other = perturbed_beyond(
-            perturbed_leaves({name: actual[name] for name in named(actual, due)}), tolerances
+            perturbed_leaves({name: actual[name] for name in names_with_texts(actual, due)}), tolerances
         )
         control = compare_step(step, twin, other, twin, closely=False) if due else ()
         reported = {mismatch.name for mismatch in control}

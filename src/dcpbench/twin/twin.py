@@ -35,7 +35,7 @@ from dcpbench.state.snapshot import (
 )
 from dcpbench.twin.gradients import measured_tolerances
 from dcpbench.workloads.batch import Batch, map_tensors
-from dcpbench.workloads.optimizers import each_of, repeats_on_parts
+from dcpbench.workloads.optimizers import each_optimizer, repeats_on_parts
 from dcpbench.workloads.parallelisms import is_trained
 
 _JITTERED = 2
@@ -331,7 +331,7 @@ def copy_run(run: OwnRun, copied_to: OwnRun, steps: bool) -> None:
     parameters = [*zip(run.model.parameters(), copied_to.model.parameters(), strict=True)]
     owners: list[tuple[Any, Any]] = [*zip(run.model.modules(), copied_to.model.modules(), strict=True)]
     if steps:
-        owners += zip(each_of(run.optimizer), each_of(copied_to.optimizer), strict=True)
+        owners += zip(each_optimizer(run.optimizer), each_optimizer(copied_to.optimizer), strict=True)
     memo = {id(ours): theirs for ours, theirs in (*parameters, *owners)}
     for ours, theirs in owners:
         copied = copy.deepcopy(_copied_attributes(vars(ours), vars(theirs)), memo)
@@ -403,7 +403,7 @@ def tolerance_of_steps(run: OwnRun, twin: OwnRun, split: bool) -> StepTolerance:
         return StepTolerance()
     groups = [
         group
-        for optimizer in each_of(twin.optimizer)
+        for optimizer in each_optimizer(twin.optimizer)
         if not repeats_on_parts(optimizer)
         for group in optimizer.param_groups
     ]

@@ -89,7 +89,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return map_tensors(moved, batch, moved)
 
 
-def leaves(batch: Batch) -> list[Any]:
+def leaves_of_batch(batch: Batch) -> list[Any]:
     """Return everything that is no container, in order; of unknown objects the tensors and arrays in them."""
     content_leaves, visited = list[Any](), dict[int, Any]()
 
@@ -105,7 +105,7 @@ def leaves(batch: Batch) -> list[Any]:
 
 def samples_of(batch: Batch) -> int | None:
     """Return the number of samples; 0 if everything is for all, None if the shapes do not show it."""
-    if any(isinstance(leaf, torch.Tensor) and is_composite(leaf) for leaf in leaves(batch)):
+    if any(isinstance(leaf, torch.Tensor) and is_composite(leaf) for leaf in leaves_of_batch(batch)):
         return None
     if _is_of_containers(batch):
         return len(batch) if any(_rows(container) != _rows(batch[0]) for container in batch) else None
@@ -138,7 +138,7 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
     if of == 1:
         return batch
     samples = samples_of(batch)
-    arrays = [leaf for leaf in leaves(batch) if isinstance(leaf, _ARRAYS)]
+    arrays = [leaf for leaf in leaves_of_batch(batch) if isinstance(leaf, _ARRAYS)]
     texts = ["nested" if getattr(array, "is_nested", False) else str(tuple(array.shape)) for array in arrays]
     shapes = textwrap.shorten(", ".join(dict.fromkeys(texts)), 150, placeholder=" …")
     if samples is None:
@@ -190,4 +190,4 @@ def _is_divisible(batch: Batch, node: Any) -> bool:
 
 def _rows(batch: Batch) -> set[int]:
     """Return the first dimensions of all tensors and arrays."""
-    return {len(leaf) for leaf in leaves(batch) if isinstance(leaf, _ARRAYS) and leaf.ndim}
+    return {len(leaf) for leaf in leaves_of_batch(batch) if isinstance(leaf, _ARRAYS) and leaf.ndim}

@@ -60,12 +60,12 @@ def as_list(returned: Any, what: str) -> list[Any]:
     return several
 
 
-def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+def each_optimizer(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return the optimizers that an optimizer consists of."""
     return optimizer.optimizers if isinstance(optimizer, Optimizers) else [optimizer]
 
 
-def as_one(returned: Any) -> torch.optim.Optimizer:
+def as_one_optimizer(returned: Any) -> torch.optim.Optimizer:
     """Return the optimizers that a user's function returned as one."""
     several = as_list(returned, "optimizer")
     return Optimizers(several) if isinstance(returned, SEVERAL) else returned

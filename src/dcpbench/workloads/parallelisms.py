@@ -65,7 +65,9 @@ class PlannedParallel(ParallelConfig):
     layers: list[str] = field(default_factory=list)
 
 
-def planned(parallel: ParallelConfig, layers: Sequence[str], tp_plan: Mapping[str, str]) -> PlannedParallel:
+def with_layers(
+    parallel: ParallelConfig, layers: Sequence[str], tp_plan: Mapping[str, str]
+) -> PlannedParallel:
     """Return a configuration with the layers of a workload, and with its TP plan if it has none."""
     values = {
         config_field.name: getattr(parallel, config_field.name) for config_field in fields(ParallelConfig)
@@ -240,7 +242,7 @@ def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> tor
     return samples
 
 
-def flattens(model: nn.Module) -> bool:
+def flattens_parameters(model: nn.Module) -> bool:
     """Return whether FSDP1 has flattened parameters of a model."""
     return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
 

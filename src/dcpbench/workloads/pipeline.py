@@ -11,7 +11,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 from dcpbench.config.groups import ParallelConfig
 from dcpbench.workloads.batch import Batch
 
-Loss = Callable[[nn.Module, Batch], torch.Tensor]
+StageLoss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 def keep_stage(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -39,7 +39,7 @@ class Pipeline:
         loss: of a workload whose batches are pairs of inputs and targets.
     """
 
-    def __init__(self, stage: nn.Module, mesh: DeviceMesh, config: ParallelConfig, loss: Loss) -> None:
+    def __init__(self, stage: nn.Module, mesh: DeviceMesh, config: ParallelConfig, loss: StageLoss) -> None:
         device = next(stage.parameters()).device
         self._stage = PipelineStage(stage, mesh.get_local_rank(), mesh.size(), device, group=mesh.get_group())
         schedule = get_schedule_class(config.pp_schedule)

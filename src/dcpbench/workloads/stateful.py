@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from dcpbench.compare.leaves import bits
 from dcpbench.state.snapshot import Leaves, snapshot_model, snapshot_nested
 from dcpbench.workloads.batch import Batch
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.optimizers import each_optimizer
 
 ObjectsByName = Mapping[str, Any] | Callable[[nn.Module], Mapping[str, Any]]
 """Objects by name, or a function of the wrapped model that returns them."""
@@ -112,11 +112,11 @@ class OptimizerState:
         self.options = options
 
     def state_dict(self) -> dict[str, Any]:
-        return get_optimizer_state_dict(self.model, each_of(self.optimizer), options=self.options)
+        return get_optimizer_state_dict(self.model, each_optimizer(self.optimizer), options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         set_optimizer_state_dict(
-            self.model, each_of(self.optimizer), optim_state_dict=state_dict, options=self.options
+            self.model, each_optimizer(self.optimizer), optim_state_dict=state_dict, options=self.options
         )
 
 

@@ -20,10 +20,9 @@ from torch.optim import Optimizer
 from dcpbench.compare.leaves import same_value
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.workloads import parallelisms
-from dcpbench.workloads.batch import Batch, Share, share_of, to_device
-from dcpbench.workloads.batch import leaves as leaves_of
+from dcpbench.workloads.batch import Batch, Share, leaves_of_batch, share_of, to_device
 from dcpbench.workloads.generators import seed_generators
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.optimizers import each_optimizer
 from dcpbench.workloads.parallelisms import layers
 from dcpbench.workloads.stateful import TAKEN, ObjectsByName
 
@@ -234,7 +233,7 @@ def of_groups(config: Config) -> Workload:
         made: torch.optim.Optimizer = pkgutil.resolve_name(config.optimizer.target)(
             groups, **config.optimizer.hyperparameters()
         )
-        for inner_optimizer in each_of(made):
+        for inner_optimizer in each_optimizer(made):
             # Free the gradients right after a step, as trainers do.
             inner_optimizer.register_step_post_hook(lambda stepped, *_: stepped.zero_grad())
             if not (config.parallel.foreach and config.loading.foreach):
@@ -313,7 +312,7 @@ def _check_first(config: Config, workload: Workload, batches: Batches) -> None:
             share_of(drawn[0], 0, 1)
         except TypeError as error:
             raise TypeError(f"{where} {error}") from None
-    if not same_value(*map(leaves_of, drawn)):
+    if not same_value(*map(leaves_of_batch, drawn)):
         raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
 
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dcpbench.compare.across_layouts import gathered
+from dcpbench.compare.across_layouts import gathered_values
 from dcpbench.compare.whole_tensors import Exchange
 from dcpbench.config.mesh import dp_rank
 from dcpbench.torch_private import SET_TIMEOUT
 
-LARGE_BYTES = 2**26
+LARGE_MODEL_BYTES = 2**26
 """Models of more bytes are exchanged between the devices of the ranks."""
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Longer than any cell: the driver ends hangs, after it has collected every rank's stack."""
@@ -118,7 +118,7 @@ class World:
 
     def gathered(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank; collective."""
-        return gathered(value, self.group)
+        return gathered_values(value, self.group)
 
     def any_rank(self, value: object) -> bool:
         """Return whether the value is true on any rank; collective."""
@@ -137,7 +137,7 @@ class World:
         """Choose how ranks exchange the tensors of a model: on the CPU, those of large ones on their
         devices."""
         nbytes = sum(math.prod(parameter.shape) * parameter.itemsize for parameter in model.parameters())
-        if self.group is not None and self.device.type != "cpu" and nbytes > LARGE_BYTES:
+        if self.group is not None and self.device.type != "cpu" and nbytes > LARGE_MODEL_BYTES:
             return Exchange(dist.group.WORLD, self.device)
         return Exchange(self.group)
 

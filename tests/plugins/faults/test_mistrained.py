@@ -4,7 +4,7 @@ import pytest
 
 from conftest import Finished, blocks, cells_of, run, selected
 from dcpbench.analysis.causes import causes_of
-from dcpbench.config.groups import Place
+from dcpbench.config.groups import InjectedAt
 from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.registry import load_faults
 from support.alone import run_alone
@@ -38,7 +38,7 @@ def _failed(row: dict[str, object], training: bool = True) -> set[str]:
 
 
 def test_every_fault_of_training_is_tried() -> None:
-    of_training = {name for name, spec in load_faults().items() if spec.at is Place.training}
+    of_training = {name for name, spec in load_faults().items() if spec.at is InjectedAt.training}
     assert of_training == {*REPORTED_BY, "gradients_not_averaged"}
 
 

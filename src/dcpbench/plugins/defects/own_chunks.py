@@ -12,7 +12,7 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.known_defects import LoadReference
 from dcpbench.checkpointers.dcp import stored_chunks
-from dcpbench.compare.stored import StoredChunk, part_of
+from dcpbench.compare.stored import StoredChunk, read_part
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import key_of
 from dcpbench.plugins.defects._cells import loads_alone
@@ -40,8 +40,8 @@ def loaded_alone(was: TensorLeaf, part: TensorLeaf, own_chunks: Sequence[StoredC
     for chunk in own_chunks:
         here = replace(chunk, read=partial(torch.ones, chunk.sizes, dtype=torch.bool))
         with suppress(ValueError):  # it has no element of this part
-            stored = part_of(was.extent, [here])
-            expected[stored] = part_of(was.extent, [chunk])[stored]
+            stored = read_part(was.extent, [here])
+            expected[stored] = read_part(was.extent, [chunk])[stored]
     return replace(part, local=expected.reshape(part.local.shape))
 
 

@@ -9,7 +9,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import EmptyShard, Leaves, below
+from dcpbench.state.snapshot import EmptyShard, Leaves, without_prefix
 
 _PART = StatePart.optimizer
 
@@ -34,7 +34,9 @@ def without_frozen(saved: Leaves, actual: State) -> Leaves:
         if name[0] != "requires_grad" or requires_grad is not False:
             continue
         prefix = ("state", name[1])
-        if all(isinstance(leaf, EmptyShard) for leaf in below(actual.get(_PART, {}), prefix).values()):
+        if all(
+            isinstance(leaf, EmptyShard) for leaf in without_prefix(actual.get(_PART, {}), prefix).values()
+        ):
             absent |= {name: ABSENT_LEAF for name in saved if name[:2] == prefix}
     return absent
 

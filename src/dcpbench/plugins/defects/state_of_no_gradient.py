@@ -10,7 +10,7 @@ from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.runs import build_run
 from dcpbench.state.snapshot import named_parameters
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.optimizers import each_optimizer
 
 _MISSING = "Missing key in checkpoint state_dict: "
 
@@ -26,7 +26,7 @@ def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[s
     def note(*_: object) -> None:
         had.update(name for name, parameter in parameters.items() if parameter.grad is not None)
 
-    for optimizer in each_of(run.optimizer):
+    for optimizer in each_optimizer(run.optimizer):
         optimizer.register_step_pre_hook(note)
     run.train(cell.batches, checkpoint.step)
     names = checkpoint.state.get(StatePart.optimizer, {})

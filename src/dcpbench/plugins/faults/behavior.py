@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.config.groups import Expect, InjectedAt, Only
 from dcpbench.plugins.faults.registry import fault, on_one_rank
 from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
 from dcpbench.torch_private import HOOKS_AFTER_STEPS
@@ -110,7 +110,7 @@ def load_leaves_file_open(target: "Target") -> None:
     target.kept.setdefault("open", []).append(path.open("rb"))
 
 
-@fault(Expect("side_effect_free", r"process\.threads", 0), at=Place.live)
+@fault(Expect("side_effect_free", r"process\.threads", 0), at=InjectedAt.live)
 def save_leaves_thread(target: "Target") -> None:
     """Start a thread in each save that never ends."""
     threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -12,7 +12,7 @@ class NothingToInjectError(Exception):
     """The cell's fault cannot be injected: there is no target for it, or it would change nothing."""
 
 
-def judge(config: Config, verdict: Verdict) -> Verdict:
+def judge_fault(config: Config, verdict: Verdict) -> Verdict:
     """Return the verdict with `fault_seen`: whether a check, or a load that raised, detected the fault. If it
     cannot be injected into the cell, return a skip."""
     fault, error = config.fault, verdict.error

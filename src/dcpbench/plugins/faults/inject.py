@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.config.groups import FaultConfig, Place, rank_of
+from dcpbench.config.groups import FaultConfig, InjectedAt, rank_of
 from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.targets import Target
 from dcpbench.plugins.faults.wrong_training import WrongTraining
@@ -33,7 +33,7 @@ class FaultInjector:
         self._first: Path | None = None
         self._kept: dict[str, Any] = {}
         vars(checkpointer).update(save=self.save, load=self.load)
-        if fault.at is Place.written:  # other ranks report success before rank 0 has damaged the files
+        if fault.at is InjectedAt.written:  # other ranks report success before rank 0 has damaged the files
             vars(checkpointer).update(listing=lambda *_, **__: {})
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
@@ -41,16 +41,16 @@ class FaultInjector:
             return self._save(state, checkpoint_id, slot)
         self._first = self._first or Path(checkpoint_id)
         self._kept.setdefault("saved", state)
-        if self._fault.at in (Place.staged, Place.both):
+        if self._fault.at in (InjectedAt.staged, InjectedAt.both):
             state = {
                 name: copy.deepcopy(holder.state_dict() if isinstance(holder, Stateful) else holder)
                 for name, holder in state.items()
             }
             self._inject(state, Path(checkpoint_id))
         pending = self._save(state, checkpoint_id, slot)
-        if self._fault.at is Place.live:
+        if self._fault.at is InjectedAt.live:
             self._inject(state, Path(checkpoint_id))
-        if self._fault.at is Place.written:
+        if self._fault.at is InjectedAt.written:
             damaged = pending.then(partial(self._damage_files, checkpoint_id))
             pending.when_complete = partial(self._wait_for_damage, damaged)
         return pending
@@ -59,7 +59,7 @@ class FaultInjector:
         self._load(state, checkpoint_id)
         model = state.get("model")
         is_probe = isinstance(model, dict) and len(model) == 1  # whether a key can be loaded at all
-        if self._fault.at in (Place.restored, Place.both) and model is not None and not is_probe:
+        if self._fault.at in (InjectedAt.restored, InjectedAt.both) and model is not None and not is_probe:
             self._inject(state, Path(checkpoint_id))
 
     def _damage_files(self, checkpoint_id: str) -> None:
@@ -97,7 +97,7 @@ def inject_in_saves(cell: Cell, checkpointer: Checkpointer) -> None:
 def inject_in_training(cell: Cell, run: Run) -> None:
     """Make the training of a run wrong if the cell has a fault of training on this rank."""
     fault = cell.config.fault
-    if fault.at is Place.training and _is_on_rank(fault, run.world):
+    if fault.at is InjectedAt.training and _is_on_rank(fault, run.world):
         pkgutil.resolve_name(str(fault.target))(WrongTraining(run), **fault.options)
 
 

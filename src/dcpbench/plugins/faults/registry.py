@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dcpbench.config.groups import Expect, FaultConfig, Only, Place
+from dcpbench.config.groups import Expect, FaultConfig, InjectedAt, Only
 
 Inject = Callable[..., None]
 
@@ -18,7 +18,7 @@ FAULTS: dict[str, FaultConfig] = {}
 def fault(
     *expects: Expect,
     name: str | None = None,
-    at: Place = Place.restored,
+    at: InjectedAt = InjectedAt.restored,
     only: dict[str, Only] | None = None,
     rank: int | None = None,
     saves: int = 1,
@@ -52,8 +52,8 @@ def fault(
 
 
 on_one_rank = partial(fault, rank=-2)
-staged = partial(fault, at=Place.staged)
-written = partial(fault, at=Place.written)
+staged = partial(fault, at=InjectedAt.staged)
+written = partial(fault, at=InjectedAt.written)
 
 
 def faults() -> dict[str, FaultConfig]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.config.groups import Expect, InjectedAt, Only
 from dcpbench.formats.dcp_metadata import DATA_SUFFIX, METADATA
 from dcpbench.plugins.faults.registry import fault, staged, written
 from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT
@@ -143,7 +143,7 @@ def fsync_left_out(target: "Target") -> None:
     vars(os)["fsync"] = lambda file: None
 
 
-@fault(Expect("files_equal", r"model\..*"), at=Place.both, only=_OF_DCP)
+@fault(Expect("files_equal", r"model\..*"), at=InjectedAt.both, only=_OF_DCP)
 def values_negated_twice(target: "Target") -> None:
     """Negate the model's tensors when they are saved, and again when they are loaded."""
     for leaf in target.parts("model.*").values():
@@ -198,7 +198,7 @@ def right_in_page_cache_alone(target: "Target") -> None:
     vars(os)["posix_fadvise"] = drop
 
 
-@fault(Expect("extra_equal", r"scheduler\.last_epoch", 0), at=Place.both, only=_DEEP)
+@fault(Expect("extra_equal", r"scheduler\.last_epoch", 0), at=InjectedAt.both, only=_DEEP)
 def value_served_from_memory(target: "Target") -> None:
     """Write another epoch to the file, and load the correct one from the memory of the process."""
     scheduler = target.state["scheduler"]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
-from dcpbench.compare.across_layouts import gathered
+from dcpbench.compare.across_layouts import gathered_values
 from dcpbench.core.state import text_of
 from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.state.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
@@ -95,4 +95,4 @@ class Target:
         """
         if self.ranks.size == 1:
             raise NothingToInjectError("it needs several ranks")
-        return gathered(value, self.ranks.group_of(0))
+        return gathered_values(value, self.ranks.group_of(0))

@@ -5,7 +5,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.config.groups import Expect, InjectedAt, Only
 from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.registry import fault, on_one_rank, staged
 from dcpbench.plugins.faults.values import A_WEIGHT, WITH_MOMENTS, component
@@ -46,7 +46,7 @@ def weight_nan(target: "Target", key: str) -> None:
     target.largest(key)[:1] = math.nan
 
 
-@on_one_rank(Expect("save_harmless"), at=Place.live, key=_WEIGHT)
+@on_one_rank(Expect("save_harmless"), at=InjectedAt.live, key=_WEIGHT)
 def save_nudges_weight(target: "Target", key: str) -> None:
     """Increase one element a little, if this rank has any."""
     target.largest(key)[:1].add_(0.01)

@@ -10,14 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.config.groups import Expect, InjectedAt, Only
 from dcpbench.plugins.faults.expected import NothingToInjectError
 from dcpbench.plugins.faults.registry import fault
 
 if TYPE_CHECKING:
     from dcpbench.plugins.faults.wrong_training import WrongTraining
 
-_gradients = partial(fault, Expect("gradient_close"), at=Place.training)
+_gradients = partial(fault, Expect("gradient_close"), at=InjectedAt.training)
 
 
 @_gradients(name="gradients_summed", factor=None)
@@ -57,10 +57,10 @@ def share_trained_twice(target: "WrongTraining") -> None:
         run.share_of = first.share_of  # type: ignore[method-assign]
 
 
-@fault(Expect("step_equal"), at=Place.training, name="eps_tenfold", key="eps", factor=10.0)
+@fault(Expect("step_equal"), at=InjectedAt.training, name="eps_tenfold", key="eps", factor=10.0)
 @fault(
     Expect("step_equal", rank=-2),
-    at=Place.training,
+    at=InjectedAt.training,
     rank=-2,
     name="lr_off_on_one_rank",
     key="lr",

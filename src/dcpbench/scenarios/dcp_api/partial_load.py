@@ -12,13 +12,13 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.known_defects import record_restored
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.compare.across_layouts import compare_across
-from dcpbench.compare.controls import compare_controlled, controllable, perturbed_leaves, perturbed_where
+from dcpbench.compare.controls import compare_controlled, names_of_control, perturbed_leaves, perturbed_where
 from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.runs.run_state import live_state, retained_state
-from dcpbench.state.snapshot import Leaves, below, snapshot_nested
+from dcpbench.state.snapshot import Leaves, snapshot_nested, without_prefix
 from dcpbench.torch_private import LOAD_KEYS
 
 
@@ -30,7 +30,7 @@ def partial_load(cell: Cell) -> None:
 
     model, optimizer = StatePart.model, StatePart.optimizer
     _verify_below(cell, ("model",), model, checkpoint.state[model], checkpoint)
-    moments = below(checkpoint.state[optimizer], ("state",))
+    moments = without_prefix(checkpoint.state[optimizer], ("state",))
     _verify_below(cell, ("optimizer", "state"), optimizer, moments, checkpoint)
 
     model_only = replace(checkpoint, state={model: checkpoint.state[model]})
@@ -75,7 +75,7 @@ def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, s
             process_group=cell.world.checkpoint_group,
         )
     loaded = snapshot_nested(nested)
-    actual = below(loaded, prefix)
+    actual = without_prefix(loaded, prefix)
     changed = perturbed_leaves(actual)
 
     def read_saved(name: Name) -> torch.Tensor | None:
@@ -84,7 +84,7 @@ def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, s
     with cell.phase("verify", "equality"):
         mismatches = compare_across(expected, actual, cell.world.group, read_saved)
         control = compare_across(expected, changed, cell.world.group)
-        compared = Compared.of(mismatches, control, controllable(expected))
+        compared = Compared.of(mismatches, control, names_of_control(expected))
         record_restored(cell, saved, {part: Comparison(expected, actual, compared)}, where)
 
     def unrequested(names: Iterable[Name]) -> list[Mismatch]:

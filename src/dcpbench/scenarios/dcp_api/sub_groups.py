@@ -13,7 +13,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.compare.controls import compare_controlled
 from dcpbench.formats.audit import compare_manifest
-from dcpbench.state.snapshot import expected_of, retained, snapshot_nested
+from dcpbench.state.snapshot import expected_entries, retained, snapshot_nested
 from dcpbench.workloads.stateful import MovingObject
 from dcpbench.workloads.world import World, new_group
 
@@ -57,7 +57,7 @@ def _save_and_load(cell: Cell, number: int, half: World) -> None:
         checkpointer.save(state, checkpoint_id).wait()
         wait_until_seen(of_half, checkpoint_id, _WHERE)
     manifest = checkpointer.manifest(checkpoint_id)
-    cell.record("checkpoint_whole", compare_manifest(manifest, expected_of(leaves)), _WHERE)
+    cell.record("checkpoint_whole", compare_manifest(manifest, expected_entries(leaves)), _WHERE)
 
     loaded = _state(half, seed=steps.other_seed(cell, number))
     before = retained(snapshot_nested(loaded))
