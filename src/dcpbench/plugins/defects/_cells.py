@@ -30,9 +30,31 @@ def never_averages(config: Config) -> bool:
     return sizes.get("dp_replicate", 1) > 1 and sizes.get("dp_shard") == 1
 
 
+def runs_own_loop(config: Config) -> bool:
+    """Return whether dcpbench trains, and not a user's trainer."""
+    return not config.own_trainer
+
+
+def has_bf16_model(config: Config) -> bool:
+    """Return whether the parameters are in bfloat16."""
+    return bool(config.model.name == "bf16")
+
+
+def gathers_state_dicts(config: Config) -> bool:
+    """Return whether state dicts are full."""
+    return bool(config.state_dict.full_state_dict)
+
+
 def loads_by_dcp(config: Config) -> bool:
     """Return whether DCP saves and loads what dcpbench gives it."""
     return bool(config.checkpointer.name == "dcp" and not config.own_trainer)
+
+
+def may_load_one_replica(config: Config) -> bool:
+    """Return whether ranks can load what one of several replicas has: separate ones, or tensors that not all
+    ranks shard."""
+    shards_all = bool(fsdp1_sizes(config))  # also one that fits on this rank whole
+    return never_averages(config) or (loads_by_dcp(config) and not shards_all)
 
 
 def loads_alone(config: Config) -> bool:

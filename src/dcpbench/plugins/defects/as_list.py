@@ -5,16 +5,12 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.known_defects import LoadReference
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
+from dcpbench.plugins.defects._cells import gathers_state_dicts
 from dcpbench.runs.run_state import State
 
 _PART = StatePart.optimizer
-
-
-def _applies(config: Config) -> bool:
-    return bool(config.state_dict.full_state_dict)
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
@@ -22,4 +18,4 @@ def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[
     yield {_PART: {name: [*leaf] for name, leaf in saved.items() if isinstance(leaf, tuple)}}
 
 
-defect = Defect(("restored",), _applies, _expected)
+defect = Defect(("restored",), gathers_state_dicts, _expected)

@@ -9,10 +9,9 @@ from typing import Any
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.known_defects import LoadReference
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
-from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, never_averages
+from dcpbench.plugins.defects._cells import may_load_one_replica, never_averages
 from dcpbench.runs.build_run import seeded_workload
 from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
@@ -20,11 +19,6 @@ from dcpbench.torch_private import IGNORED_BY_DDP
 from dcpbench.workloads.parallelisms import ddp
 
 _PARTS = (StatePart.model, StatePart.optimizer)
-
-
-def _applies(config: Config) -> bool:
-    shards_all = bool(fsdp1_sizes(config))  # also one that fits on this rank whole
-    return never_averages(config) or (loads_by_dcp(config) and not shards_all)
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
@@ -63,4 +57,4 @@ def _is_separate(leaf: Leaf) -> bool:
     return leaf.extent.numel == math.prod(leaf.extent.shape)
 
 
-defect = Defect(("restored", "stored"), _applies, _expected)
+defect = Defect(("restored", "stored"), may_load_one_replica, _expected)

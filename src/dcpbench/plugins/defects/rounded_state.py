@@ -6,17 +6,13 @@ from dataclasses import replace
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.known_defects import LoadReference
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
+from dcpbench.plugins.defects._cells import has_bf16_model
 from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import TensorLeaf
 
 _PART = StatePart.optimizer
-
-
-def _applies(config: Config) -> bool:
-    return bool(config.model.name == "bf16")
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
@@ -31,4 +27,4 @@ def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[
     yield {_PART: rounded}
 
 
-defect = Defect(("restored",), _applies, _expected)
+defect = Defect(("restored",), has_bf16_model, _expected)

@@ -5,17 +5,13 @@ from collections.abc import Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import ABSENT_LEAF
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
+from dcpbench.plugins.defects._cells import runs_own_loop
 from dcpbench.runs.run_state import State
 from dcpbench.state.snapshot import EmptyShard, Leaves, without_prefix
 
 _PART = StatePart.optimizer
-
-
-def _applies(config: Config) -> bool:
-    return not config.own_trainer
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
@@ -41,4 +37,4 @@ def without_frozen(saved: Leaves, actual: State) -> Leaves:
     return absent
 
 
-defect = Defect(("restored",), _applies, _expected)
+defect = Defect(("restored",), runs_own_loop, _expected)

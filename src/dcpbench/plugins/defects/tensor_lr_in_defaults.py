@@ -6,18 +6,13 @@ from collections.abc import Collection, Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.known_defects import LoadReference
 from dcpbench.compare.leaves import same_leaves
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart, text_of
-from dcpbench.plugins.defects._cells import new_target
+from dcpbench.plugins.defects._cells import new_target, runs_own_loop
 from dcpbench.runs.run_state import State, live_state
 from dcpbench.state.snapshot import DigestedLeaf, Leaves, TensorLeaf
 
 _SHARED: Name = ("shared_memory",)
-
-
-def _applies(config: Config) -> bool:
-    return not config.own_trainer
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
@@ -56,4 +51,4 @@ def without_rates(shared: str, rates: Collection[str]) -> str:
     )
 
 
-defect = Defect(("restored",), _applies, _expected)
+defect = Defect(("restored",), runs_own_loop, _expected)
