@@ -14,7 +14,7 @@ plugin = Plugin(
     hooks={
         "run": f"{_HERE}.inject:inject_in_training",
         "checkpointer": f"{_HERE}.inject:inject_in_saves",
-        "verdict": f"{_HERE}.expected:judge",
+        "verdict": f"{_HERE}.expected:judge_fault",
     },
     preload=(f"{_HERE}.inject",),
     public={"fault": f"{_HERE}.registry:fault", "faults": f"{_HERE}.registry:faults"},
