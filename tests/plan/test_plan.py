@@ -17,8 +17,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.config.text import duration_text, size_text
 from dcpbench.executors.machine import Machine
+from dcpbench.plan.estimates import Times, too_little_space
 from dcpbench.plan.plan import Plan, PlannedCell
-from dcpbench.plan.resources import Times, too_little_space
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.dry_run import print_plan

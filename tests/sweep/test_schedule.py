@@ -11,8 +11,8 @@ from conftest import SMALL, Finished, alive_in
 from dcpbench.config.groups import Device, ModelConfig, SaveConfig, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.executors.shared_gpus import ranks_per_gpu
+from dcpbench.plan.at_once import by_training, places, stretches
 from dcpbench.plan.plan import PlannedCell
-from dcpbench.plan.resources import by_training, places, stretches
 from support.jobs import job as a_job
 
 

@@ -23,8 +23,8 @@ from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import Imports
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Executor, HostsLostError
+from dcpbench.plan.estimates import bytes_in, too_little_space
 from dcpbench.plan.plan import PlannedCell, own_packages
-from dcpbench.plan.resources import bytes_in, too_little_space
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row

@@ -16,8 +16,9 @@ from dcpbench.config.groups import Sharing
 from dcpbench.config.text import command_text, counted, done_text, path_text
 from dcpbench.core.rank_report import Imports
 from dcpbench.executors.base import Engine, Executor, HostsLostError
+from dcpbench.plan.at_once import by_training, places, stretches
+from dcpbench.plan.estimates import Times
 from dcpbench.plan.plan import Plan, PlannedCell
-from dcpbench.plan.resources import Times, by_training, places, stretches
 from dcpbench.records import files, store
 from dcpbench.records.row import INTERRUPTED, Row, RunKey, exit_status
 from dcpbench.records.store import ResultsError, read_rows, write_csv
@@ -31,7 +32,7 @@ class SweepDriver:
     """Run the cells that have none of the `rows`, which have no `details`.
 
     Cells that need the same ranks run one after another, or at the same time where the machine has room
-    (`dcpbench.plan.resources`). Each runner has a thread, but only the main thread writes rows. Ranks stay
+    (`dcpbench.plan.at_once`). Each runner has a thread, but only the main thread writes rows. Ranks stay
     up until `end`, whatever `run` raises.
     """
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
+from dcpbench.plan.estimates import Times, too_little_space
 from dcpbench.plan.plan import Plan, PlannedCell
-from dcpbench.plan.resources import Times, too_little_space
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import style_of
