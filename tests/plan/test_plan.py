@@ -17,7 +17,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.config.text import duration_text, size_text
 from dcpbench.executors.machine import Machine
-from dcpbench.plan.estimates import Times, too_little_space
+from dcpbench.plan.estimates import TimeEstimates, too_little_space
 from dcpbench.plan.plan import Plan, PlannedCell
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, keep_lines, read_lines
@@ -83,7 +83,7 @@ def like(scenario: str, world_size: int = 4, **values: Any) -> PlannedCell:
 
 
 def test_estimate_is_from_equal_scenarios_and_sizes() -> None:
-    times = Times(
+    times = TimeEstimates(
         [
             row(scenario="a", cell_s=10.0),
             row(scenario="a", cell_s=30.0),
@@ -99,7 +99,7 @@ def test_estimate_is_from_equal_scenarios_and_sizes() -> None:
     assert times.left([*alone, replace(like("a"), skip="no")], 0) == 20 + 99 + (20 + 99) / 2
     shared = [like("a", sharing=Sharing.correctness) for _ in range(2)]
     assert times.left(shared, 0) == 20, "two at once"
-    assert Times().left(alone, 0) is None
+    assert TimeEstimates().left(alone, 0) is None
 
 
 def progress(row: Row, *left_s: float, done: int = 0, title: str = "a") -> list[str]:

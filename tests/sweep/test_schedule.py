@@ -11,7 +11,7 @@ from conftest import SMALL, Finished, alive_in
 from dcpbench.config.groups import Device, ModelConfig, SaveConfig, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.executors.shared_gpus import ranks_per_gpu
-from dcpbench.plan.at_once import by_training, places, stretches
+from dcpbench.plan.at_once import by_training, gpus_of_runners, groups_by_ranks
 from dcpbench.plan.plan import PlannedCell
 from support.jobs import job as a_job
 
@@ -39,9 +39,9 @@ def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = 
 def test_cells_with_separate_gpus_run_at_once(
     size: int, sharing: str, expected: list[tuple[int, ...]]
 ) -> None:
-    assert places([job(size, sharing)] * 5, gpus=4) == expected
-    assert places([job(size, sharing)], gpus=4) == expected[:1], "no more workers than cells"
-    assert len(places([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
+    assert gpus_of_runners([job(size, sharing)] * 5, gpus=4) == expected
+    assert gpus_of_runners([job(size, sharing)], gpus=4) == expected[:1], "no more workers than cells"
+    assert len(gpus_of_runners([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
 
 
 def test_cells_that_train_the_same_run_are_together() -> None:
@@ -59,16 +59,16 @@ def test_cells_that_train_the_same_run_are_together() -> None:
 def test_cells_of_several_hosts_run_one_by_one() -> None:
     several = job(2, "disjoint")
     several.config.executor.hosts = 2
-    assert places([several] * 5, gpus=4) == [(0, 1, 2, 3)]
+    assert gpus_of_runners([several] * 5, gpus=4) == [(0, 1, 2, 3)]
 
 
 def test_cells_share_gpus_for_correctness() -> None:
-    found = places([job(4, "correctness"), job(1, "correctness")] * 9, gpus=4)
+    found = gpus_of_runners([job(4, "correctness"), job(1, "correctness")] * 9, gpus=4)
     assert len(found) >= 2
     assert all(sorted(gpus) == [0, 1, 2, 3] for gpus in found)
     assert len({gpus[0] for gpus in found}) == len(found), "small cells begin on different GPUs"
-    assert len(places([job(4, "correctness", "cpu")] * 9, gpus=0)) >= 2
-    assert places([job(4, "disjoint", "cpu")] * 9, gpus=0) == [()], "cells on a CPU have all of it"
+    assert len(gpus_of_runners([job(4, "correctness", "cpu")] * 9, gpus=0)) >= 2
+    assert gpus_of_runners([job(4, "disjoint", "cpu")] * 9, gpus=0) == [()], "cells on a CPU have all of it"
 
 
 def test_cells_at_once_follow_the_cpu_affinity() -> None:
@@ -77,12 +77,16 @@ def test_cells_at_once_follow_the_cpu_affinity() -> None:
     with mock.patch("os.cpu_count", return_value=96):
         for cores, at_once in ((4, 2), (12, 3), (96, 16)):
             with mock.patch("os.sched_getaffinity", return_value={*range(cores)}):
-                assert len(places(jobs, gpus=0)) == at_once, cores
+                assert len(gpus_of_runners(jobs, gpus=0)) == at_once, cores
 
 
 def test_cells_are_grouped_by_their_ranks() -> None:
     two, four, shared, alone = job(2, "none"), job(4, "none"), job(2, "correctness"), job(1, "correctness")
-    assert stretches([two, four, shared, two, alone, four]) == [[two, two], [four, four], [shared, alone]]
+    assert groups_by_ranks([two, four, shared, two, alone, four]) == [
+        [two, two],
+        [four, four],
+        [shared, alone],
+    ]
 
 
 @pytest.mark.slow
@@ -125,6 +129,6 @@ def test_workers_that_share_a_gpu_fit_its_memory() -> None:
     with mock.patch("os.sched_getaffinity", return_value=range(16)):
         for gigabytes, workers in ((80, 4), (40, 2), (24, 1), (8, 1), (None, 4)):
             memory = gigabytes and gigabytes * 10**9
-            assert len(places(jobs, 1, memory)) == workers, gigabytes
+            assert len(gpus_of_runners(jobs, 1, memory)) == workers, gigabytes
         apart = [shared_job(str(number), gpus=4) for number in range(9)]
-        assert len(places(apart, 4, 8 * 10**9)) == 4, "they have a GPU each"
+        assert len(gpus_of_runners(apart, 4, 8 * 10**9)) == 4, "they have a GPU each"

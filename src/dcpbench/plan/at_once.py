@@ -20,7 +20,7 @@ def by_training(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
     return [cell for _, cell in sorted(zip(place, cells, strict=True), key=lambda pair: pair[0])]
 
 
-def stretches(cells: Iterable[PlannedCell]) -> list[list[PlannedCell]]:
+def groups_by_ranks(cells: Iterable[PlannedCell]) -> list[list[PlannedCell]]:
     """Group cells by the ranks that they need, in the order of their first cell. Cells of a group can run at
     the same time, or on the same ranks. Cells whose times do not matter are in one group."""
     groups: dict[object, list[PlannedCell]] = {}
@@ -33,7 +33,9 @@ def stretches(cells: Iterable[PlannedCell]) -> list[list[PlannedCell]]:
     return list(groups.values())
 
 
-def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -> list[tuple[int, ...]]:
+def gpus_of_runners(
+    cells: Sequence[PlannedCell], gpus: int, memory: int | None = None
+) -> list[tuple[int, ...]]:
     """Return the GPUs of each runner for the cells of a group.
 
     With `sharing=disjoint` each runner has separate GPUs, unless cells need several hosts; with
@@ -49,10 +51,10 @@ def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -
         if memory and size > len(everywhere) > 0:
             bytes_per_gpu = shared_gpus.ranks_per_gpu(size, gpus) * shared_gpus.rank_bytes()
             at_once = max(1, min(at_once, memory // 2 // bytes_per_gpu))
-        gpus_of_runners = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
+        runners = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
     elif sharing is Sharing.disjoint and size <= len(everywhere) and not several_hosts:
-        gpus_of_runners = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
+        runners = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:
-        gpus_of_runners = [everywhere]
+        runners = [everywhere]
     runs = sum(1 for cell in cells if not cell.skip)
-    return gpus_of_runners[: max(1, runs)]
+    return runners[: max(1, runs)]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import size_text
-from dcpbench.plan.at_once import places, stretches
+from dcpbench.plan.at_once import gpus_of_runners, groups_by_ranks
 from dcpbench.plan.plan import PlannedCell
 from dcpbench.records import files
 from dcpbench.records.row import Row, cell_seconds
 
 
-class Times:
+class TimeEstimates:
     """The seconds that the cells so far took, the latest few of each scenario and world size."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
@@ -40,8 +40,8 @@ class Times:
         world size than the cells so far take as long as the others on average. None if all are."""
         known: list[float] = []
         total = unknown = 0.0
-        for together in stretches(cell for cell in cells if not cell.skip):
-            at_once = len(places(together, gpus))
+        for together in groups_by_ranks(cell for cell in cells if not cell.skip):
+            at_once = len(gpus_of_runners(together, gpus))
             for seconds in map(self.seconds, together):
                 if seconds is None:
                     unknown += 1 / at_once

@@ -16,8 +16,8 @@ from dcpbench.config.groups import Sharing
 from dcpbench.config.text import command_text, counted, done_text, path_text
 from dcpbench.core.rank_report import Imports
 from dcpbench.executors.base import Engine, Executor, HostsLostError
-from dcpbench.plan.at_once import by_training, places, stretches
-from dcpbench.plan.estimates import Times
+from dcpbench.plan.at_once import by_training, gpus_of_runners, groups_by_ranks
+from dcpbench.plan.estimates import TimeEstimates
 from dcpbench.plan.plan import Plan, PlannedCell
 from dcpbench.records import files, store
 from dcpbench.records.row import INTERRUPTED, Row, RunKey, exit_status
@@ -47,7 +47,7 @@ class SweepDriver:
     """The cause that ended the sweep before its last cell."""
     _kept: list[Row] = field(init=False, default_factory=list)
     """The rows of an earlier command."""
-    _times: Times = field(init=False)
+    _times: TimeEstimates = field(init=False)
     _known_to_repeat: dict[Mismatches, str] = field(default_factory=dict)
     _imports: dict[str, Imports] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class SweepDriver:
             KeyboardInterrupt: the user interrupted.
         """
         self._kept = [*self.rows.values()]
-        self._times = Times(self._kept)
+        self._times = TimeEstimates(self._kept)
         to_run = [cell for cell in self.plan.cells if cell.run not in self.rows]
         left = {cell.run: cell for cell in to_run}
         self._describe_machine()
         done = len(self.plan.cells) - len(to_run)
         of_all = len(self.plan.cells), done, self.plan.titles
         with ProgressDisplay(self.console, *of_all) as display:
-            for together in stretches(by_training(to_run)):
+            for together in groups_by_ranks(by_training(to_run)):
                 self._run_together(together, display, left)
 
     def end(self) -> None:
@@ -154,7 +154,7 @@ class SweepDriver:
         if any(cell.shares_gpus for cell in together):
             machine.description.update(self.engine.details())  # with the memory of the GPUs
         gpus = machine.gpus
-        numbered = list(enumerate(places(together, gpus, machine.gpu_memory_bytes)))
+        numbered = list(enumerate(gpus_of_runners(together, gpus, machine.gpu_memory_bytes)))
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
-from dcpbench.plan.estimates import Times, too_little_space
+from dcpbench.plan.estimates import TimeEstimates, too_little_space
 from dcpbench.plan.plan import Plan, PlannedCell
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
@@ -64,7 +64,7 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, options: Options) ->
     done, gpus = valid.rows, sweep.machine.gpus
     superseded = [line.row for line in valid.superseded if line.row]
     # The times of rows that are no longer valid are still good for an estimate.
-    times = Times([*stored_rows(folder, SUPERSEDED_JSONL), *superseded, *done.values()])
+    times = TimeEstimates([*stored_rows(folder, SUPERSEDED_JSONL), *superseded, *done.values()])
     plans = [_cell_plan(cell, done.get(cell.run), times) for cell in sweep.cells]
     to_run = _to_run(plans)
     targets = {target: file for cell in to_run for target, file in cell.targets.items()}
@@ -105,14 +105,14 @@ def _to_run(plans: Iterable[Forecast]) -> list[PlannedCell]:
     return [plan.cell for plan in plans if plan.would == "run"]
 
 
-def _block(plans: Sequence[Forecast], times: Times, gpus: int) -> dict[str, Any]:
+def _block(plans: Sequence[Forecast], times: TimeEstimates, gpus: int) -> dict[str, Any]:
     """Return the cells of a block by plan, and the estimated seconds for all of them."""
     counts = Counter(plan.would for plan in plans)
     seconds = times.left(_to_run(plans), gpus)
     return {"cells": len(plans), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
 
 
-def _cell_plan(cell: PlannedCell, done: Row | None, times: Times) -> Forecast:
+def _cell_plan(cell: PlannedCell, done: Row | None, times: TimeEstimates) -> Forecast:
     """Return the plan for a cell, given its row if it is done, and the times of cells so far."""
     if done:
         return Forecast(cell, "done", f"{done.status}: {done.reason}" if done.reason else done.status)
@@ -196,7 +196,7 @@ def _about(seconds: float | None) -> str:
     return "?" if seconds is None else duration_text(seconds)
 
 
-def _estimate(to_run: Sequence[PlannedCell], times: Times, gpus: int) -> str:
+def _estimate(to_run: Sequence[PlannedCell], times: TimeEstimates, gpus: int) -> str:
     total = times.left(to_run, gpus)
     if total is None:
         return "no time estimate: no similar cell has finished yet"
