@@ -16,7 +16,7 @@ from dcpbench.compose import limits
 from dcpbench.compose.composer import Composer
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.config.schema import OF_ITS_CELLS, Config
+from dcpbench.config.schema import EXECUTOR_KEYS_OF_CELLS, Config
 
 _LONGEST_NAME = 150  # bytes, of the 255 that a folder's name can have
 
@@ -135,4 +135,4 @@ def _joined(overrides: Iterable[str]) -> str:
 
 
 def _hosts(executor: DictConfig | ExecutorConfig) -> dict[str, int | None]:
-    return {key: getattr(executor, key.partition(".")[2]) for key in OF_ITS_CELLS}
+    return {key: getattr(executor, key.partition(".")[2]) for key in EXECUTOR_KEYS_OF_CELLS}

@@ -14,7 +14,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN, digest_of
 from dcpbench.core.plugins import load_plugins
 
-OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
+EXECUTOR_KEYS_OF_CELLS = ("executor.hosts", "executor.ranks_per_host")
 """Keys below `executor` that every cell has; they take one value in a sweep."""
 OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer for a trainer that saves and loads itself."""
@@ -272,7 +272,9 @@ def group_names() -> list[str]:
 def is_about_the_sweep(key: str) -> bool:
     """Return whether a dotted key, or a key above it, is a sweep's and not a cell's."""
     name = key.partition(".")[0]
-    return name in SweepConfig.__dataclass_fields__ or (name == "executor" and key not in OF_ITS_CELLS)
+    return name in SweepConfig.__dataclass_fields__ or (
+        name == "executor" and key not in EXECUTOR_KEYS_OF_CELLS
+    )
 
 
 def defines_cells(key: str) -> bool:
