@@ -26,7 +26,7 @@ from dcpbench.rank.run_cell import run_cell
 from dcpbench.runs import build_run
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.state.snapshot import DigestedLeaf, TensorLeaf
-from dcpbench.twin.lockstep import CHECKS
+from dcpbench.twin.lockstep import TRAINING_CHECKS
 from dcpbench.workloads.world import World, new_group
 from support.alone import Ran, config, run_alone, world
 from support.gloo_ranks import Ask
@@ -44,7 +44,7 @@ def cell_in(here: World, **values: Any) -> Ran:
 
 def training(report: RankReport) -> dict[str, Any]:
     """What a report says of training: names and controls of each check, losses, bounds, metrics."""
-    made = {check: vars(report.checks[check]) for check in CHECKS if check in report.checks}
+    made = {check: vars(report.checks[check]) for check in TRAINING_CHECKS if check in report.checks}
     metrics = [one for one in report.measurements if one.metric in ("twin_bytes", "gradient_bound_used")]
     return {"checks": made, "losses": report.losses, "bounds": noted(report, "column"), "metrics": metrics}
 
@@ -299,6 +299,8 @@ def test_rows_of_a_sweep_name_the_run(tmp_path: Path) -> None:
     assert (second["training_from"], fourth["training_from"]) == (first["cell"], third["cell"])
     for one, other in ((first, second), (third, fourth)):
         assert other["training"] is True
-        assert {check: one[check] for check in CHECKS} == {check: other[check] for check in CHECKS}
+        assert {check: one[check] for check in TRAINING_CHECKS} == {
+            check: other[check] for check in TRAINING_CHECKS
+        }
         assert one["loss_twin"] == other["loss_twin"]
         assert not any(texts(rank, "left_behind") for rank in other["details"]["ranks"])

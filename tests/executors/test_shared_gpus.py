@@ -29,7 +29,7 @@ from support.commands import python
 
 OLD, NEW = "2.28.9", "2.30.7"
 NCCL_SOURCE = "int ncclGetVersion(int* version) { *version = 23105; return 0; }"
-ASK_VERSION = "from dcpbench.rank import nccl; print(nccl.load()); print(nccl.version())"
+ASK_VERSION = "from dcpbench.rank import nccl; print(nccl.load_nccl()); print(nccl.version())"
 
 
 def machine(gpus: int, nccl: str | None = NEW, **more: Any) -> Machine:

@@ -26,7 +26,7 @@ NOT_MADE = {
     "checkpoint_whole": "only the trainer can read its files",
     "files_equal": "only the trainer can read its files",
     "contract_held": "only the trainer can read its files",
-    **dict.fromkeys(lockstep.CHECKS, "the trainer draws its batches itself"),
+    **dict.fromkeys(lockstep.TRAINING_CHECKS, "the trainer draws its batches itself"),
     "replicas_equal": "it is compared under ddp",
 }
 

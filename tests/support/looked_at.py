@@ -18,7 +18,7 @@ from dcpbench.runs.run_state import live_state
 from dcpbench.scenarios import fine_tune
 from dcpbench.state.flags import HOOKS
 from dcpbench.state.process_state import ProcessState
-from dcpbench.twin.lockstep import CHECKS, REPLICAS
+from dcpbench.twin.lockstep import TRAINING_CHECKS, REPLICAS
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, config, run_alone, world
@@ -167,7 +167,7 @@ def passing(**values: Any) -> Ran:
     judged, honest = list[bool](), steps.save
 
     def save(cell: Cell, *arguments: Any, **options: Any) -> Any:
-        judged.append({*CHECKS} - {REPLICAS} <= cell.report.checks.keys())
+        judged.append({*TRAINING_CHECKS} - {REPLICAS} <= cell.report.checks.keys())
         return honest(cell, *arguments, **options)
 
     with mock.patch.object(steps, "save", save):

@@ -22,7 +22,7 @@ from dcpbench.runs.run import GradientUse
 from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import Leaves
 from dcpbench.twin import lockstep as lockstep_module
-from dcpbench.twin.lockstep import CHECKS, Lockstep
+from dcpbench.twin.lockstep import TRAINING_CHECKS, Lockstep
 from dcpbench.twin.twin import StepTolerance, Twin, _replace_gradient, copy_run, tolerance_of_steps
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.workload import batches_of
@@ -320,7 +320,7 @@ def test_model_that_cannot_be_copied_has_no_twin_where_bounds_are_measured(deter
     compared = lockstep(2, workload=target, deterministic=deterministic)
     results = results_of(compared)
     of_twin = {"gradient_close", "step_equal", "batch_loss_close"}
-    made = {check for check in CHECKS if results.get(check)}
+    made = {check for check in TRAINING_CHECKS if results.get(check)}
     assert made == (of_twin if deterministic else set())
     for check in made:
         assert (results[check].found, all(results[check].detected.values())) == ([], True)

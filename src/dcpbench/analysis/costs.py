@@ -11,7 +11,7 @@ from dcpbench.analysis import statistics
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 
-Array = np.ndarray[Any, np.dtype[Any]]
+AnyArray = np.ndarray[Any, np.dtype[Any]]
 
 FALSE_ALARMS = 0.01
 """The chance of any false alarm in one comparison."""
@@ -87,7 +87,7 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["status"].isin(["pass", "xfail"]) & frame["fault"].eq("-")]
 
 
-def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> tuple[pd.DataFrame, Array]:
+def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> tuple[pd.DataFrame, AnyArray]:
     """Return one side's measurements of a metric; a round is a sweep if `by_sweep`, else one of its repeats.
 
     Returns:
@@ -105,11 +105,11 @@ def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> 
     return known.fillna({"count": 0}).astype({"count": int}), table.reindex(keys).to_numpy(dtype=float)
 
 
-def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
+def _groups(cells: pd.DataFrame, measured: AnyArray) -> tuple[list[str], AnyArray]:
     """Return sets of cells that can share a change: their names, and their members, (sets, cells). Each is
     the value of an axis that several, but not all, of the `measured` cells have.
     """
-    groups: dict[str, Array] = {}
+    groups: dict[str, AnyArray] = {}
     for axis in (spec.name for spec in AXES.values() if spec.grouped):
         values = cells[axis].to_numpy()
         for axis_value in dict.fromkeys(values[measured]):

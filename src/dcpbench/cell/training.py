@@ -28,7 +28,7 @@ def build_without_saves(cell: Cell, reference: ReferenceRun) -> Run:
         if isinstance(run, OwnRun):
             cell.measure("twin_bytes", build_run.twin_bytes(cell.config, run.model, run.sizes))
     if why := run.exclusions.why_no_twin:
-        checks = (check for check in lockstep.CHECKS if check != lockstep.REPLICAS)
+        checks = (check for check in lockstep.TRAINING_CHECKS if check != lockstep.REPLICAS)
         cell.leave_out(checks, why)
     return run
 

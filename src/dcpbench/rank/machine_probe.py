@@ -12,7 +12,7 @@ import psutil
 
 from dcpbench.rank import nccl
 
-_NCCL_ERROR = nccl.load()  # before torch, which then uses it; agents import this module first
+_NCCL_ERROR = nccl.load_nccl()  # before torch, which then uses it; agents import this module first
 
 import torch  # noqa: E402
 

@@ -10,7 +10,7 @@ NCCL_PATH = "DCPBENCH_NCCL"
 _NAME = "libnccl.so.2"
 
 
-def load() -> str | None:
+def load_nccl() -> str | None:
     """Load the library that DCPBENCH_NCCL names, if any. torch uses it if imported afterwards.
 
     Returns:

@@ -21,7 +21,7 @@ def begin_chain(cell: Cell) -> tuple[Cell, ReferenceRun]:
     return uninterrupted.train_unsaved(cell, exactly=True)
 
 
-def save_first(cell: Cell, unsaved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
+def save_first_checkpoint(cell: Cell, unsaved: ReferenceRun) -> tuple[Cell, ReferenceRun]:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves

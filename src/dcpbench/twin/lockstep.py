@@ -49,7 +49,7 @@ from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
-CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
+TRAINING_CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 """The checks that `Lockstep` makes."""
 
 NO_REPLICAS = "no two ranks have the same part of anything"
