@@ -91,7 +91,7 @@ def test_fault_is_injected_into_a_run_of_its_own() -> None:
     cell_in(here)
     ran = run_alone("file_bit", seen_by=here, **SMALL)
     assert ran.reports[0].training_from is None
-    assert here.kept is not None
+    assert here.kept_run is not None
 
 
 OF_SAVES = {
@@ -144,7 +144,7 @@ def test_wrong_kept_run_judges_no_cell(
     monkeypatch.setattr(uninterrupted, "_KEPT_BYTES", 0 if digests else 2**28)
     here = world()
     first = cell_in(here)
-    kept = here.kept
+    kept = here.kept_run
     damage(kept, part)
     second = cell_in(here, save="async")
     (report,) = second.reports
@@ -153,10 +153,10 @@ def test_wrong_kept_run_judges_no_cell(
     assert training(report) == training(first.reports[0])
     (told,) = report.texts("left_behind")
     assert told.startswith("the run that never saves of cell has another ")
-    assert here.kept is None, "no later cell gets it"
+    assert here.kept_run is None, "no later cell gets it"
     (third,) = cell_in(here).reports
     assert third.training_from is None
-    assert here.kept is not None
+    assert here.kept_run is not None
 
 
 def damage(kept: uninterrupted.KeptRun, part: StatePart) -> None:
@@ -178,7 +178,7 @@ def test_kept_state_of_much_memory_is_digests(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(uninterrupted, "_KEPT_BYTES", 0)
     here = world()
     cell_in(here)
-    (state,) = here.kept.unsaved.states.values()
+    (state,) = here.kept_run.unsaved.states.values()
     assert any(isinstance(leaf, DigestedLeaf) for leaf in state[StatePart.model].values())
     assert not any(isinstance(leaf, TensorLeaf) for part in state.values() for leaf in part.values())
     ran = cell_in(here, save="async")
@@ -204,7 +204,7 @@ def harmful_saves() -> Iterator[None]:
 def test_harmful_save_is_judged_by_a_run_of_its_own() -> None:
     here = world()
     cell_in(here)
-    kept = here.kept
+    kept = here.kept_run
     with harmful_saves():
         ran = cell_in(here, save="async")
     (report,) = ran.reports
@@ -212,7 +212,7 @@ def test_harmful_save_is_judged_by_a_run_of_its_own() -> None:
     assert "save_harmless" in {one.check for one in ran.verdict.failed}
     assert ran.verdict.checks["gradient_close"] is True
     assert report.texts("left_behind") == [], "both runs that never save are equal"
-    assert here.kept is kept
+    assert here.kept_run is kept
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def test_wrong_training_is_found_in_every_cell() -> None:
             ran = cell_in(here, save=save)
             assert {one.check for one in ran.verdict.failed} == {"gradient_close"}
             assert ran.reports[0].training_from is None
-            assert here.kept is None
+            assert here.kept_run is None
 
 
 def on_ranks(given: list[Config], wrong: str, victim: int) -> list[RankReport]:
@@ -250,9 +250,9 @@ def on_ranks(given: list[Config], wrong: str, victim: int) -> list[RankReport]:
     dist.broadcast_object_list(folder)
     for number, one in enumerate(given):
         if number == 1 and rank == victim and wrong == "damaged":
-            damage(here.kept, StatePart.model)
+            damage(here.kept_run, StatePart.model)
         if number == 1 and rank == victim and wrong == "dropped":
-            here.kept = None
+            here.kept_run = None
         checkpoints = Path(folder[0]) / str(number)
         checkpoints.mkdir(exist_ok=True)
         spec = CellSpec(RunId("tests", f"cell {number}", 0), one, folder[0], str(checkpoints))

@@ -96,10 +96,10 @@ def test_estimate_is_from_equal_scenarios_and_sizes() -> None:
     assert times.seconds(like("b")) == 7, "cells that shared their devices count too"
     assert times.seconds(like("c")) is None
     alone = [like("a"), like("a", 2), like("c")]
-    assert times.left([*alone, replace(like("a"), skip="no")], 0) == 20 + 99 + (20 + 99) / 2
+    assert times.remaining_s([*alone, replace(like("a"), skip="no")], 0) == 20 + 99 + (20 + 99) / 2
     shared = [like("a", sharing=Sharing.correctness) for _ in range(2)]
-    assert times.left(shared, 0) == 20, "two at once"
-    assert TimeEstimates().left(alone, 0) is None
+    assert times.remaining_s(shared, 0) == 20, "two at once"
+    assert TimeEstimates().remaining_s(alone, 0) is None
 
 
 def progress(row: Row, *left_s: float, done: int = 0, title: str = "a") -> list[str]:

@@ -32,7 +32,7 @@ class Checkpoint:
         step: the training step after which it was saved.
         checkpoint_id: its path.
         state: what was saved, by part: this rank's parts or, from another layout, digests of full tensors.
-        named: the state under the names that its state dicts have; empty if these are not known.
+        as_saved: the state under the names that its state dicts have; empty if these are not known.
         by_content: compare full tensors, because the load target has another layout.
         how: of its `place`, if it was saved or is loaded in an unusual way (`, saved again`).
     """
@@ -40,7 +40,7 @@ class Checkpoint:
     step: int
     checkpoint_id: str
     state: State
-    named: State = field(default_factory=dict)
+    as_saved: State = field(default_factory=dict)
     by_content: bool = False
     how: str = ""
 
@@ -59,7 +59,7 @@ class Checkpoint:
     @property
     def by_key(self) -> StateByKey:
         """The saved state of each part, by the flattened keys of the checkpoint."""
-        return self.keyed(self.named or self.state)
+        return self.keyed(self.as_saved or self.state)
 
     def keyed(self, state: State) -> StateByKey:
         """Return a state by the flattened keys of the checkpoint."""

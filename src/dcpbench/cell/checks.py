@@ -210,7 +210,7 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, referenc
     name = str(cell.folder / relative)
     state = retained_state(target)
     again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
-    again = replace(again, state=state, named=as_saved(target, state))
+    again = replace(again, state=state, as_saved=as_saved(target, state))
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()  # the load waits for all ranks
     load_and_verify(cell, target, again)

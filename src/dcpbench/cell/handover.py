@@ -35,7 +35,7 @@ def write_reference(cell: Cell, reference: ReferenceRun, any_layout: bool = Fals
             checks.load_beside(cell, reference, checkpoint)
     with cell.phase("verify", "handover"):
         if any_layout:
-            of_any = partial(replace, by_content=True, named={})
+            of_any = partial(replace, by_content=True, as_saved={})
             plain = [
                 of_any(checkpoint, state=_in_full(cell, checkpoint.state, checkpoint))
                 for checkpoint in checkpoints

@@ -110,7 +110,7 @@ def attribute(
             for state in defect.expected(cell, moment, reference):
                 for part in state.keys() & comparisons.keys():
                     comparison = comparisons[part]
-                    comparisons[part] = comparison.named(by, comparison.names_equal_to(state[part]))
+                    comparisons[part] = comparison.attributed(by, comparison.names_equal_to(state[part]))
     return {part: comparison.compared for part, comparison in comparisons.items()}
 
 

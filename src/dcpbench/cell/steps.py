@@ -216,7 +216,7 @@ def decide_compared_state(cell: Cell, reference: ReferenceRun, checkpoints: Iter
     run.exclusions = reference.exclusions = replace(run.exclusions, generators=needed)
     if not needed:
         cell.leave_out(["random_equal"], "no step draws random numbers that must be restored")
-    saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.named))
+    saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.as_saved))
     for state in (*reference.states.values(), *saved):
         drop_unneeded_generators(state, run)
 
@@ -266,8 +266,8 @@ def save(
         saved = {part: saved[part] for part in parts}
     cell.saved[checkpoint_id] = run
     checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved))
-    keys = expected_keys(checkpoint.named, extra)
-    in_files = checkpoint.keyed(restorable(checkpoint.named, run))
+    keys = expected_keys(checkpoint.as_saved, extra)
+    in_files = checkpoint.keyed(restorable(checkpoint.as_saved, run))
     return SaveInFlight(checkpoint, pending, files, still_open, keys, in_files, number)
 
 

@@ -71,11 +71,11 @@ def train_unsaved(
     digest = None if prepare else cell.config.training_digest
     if digest is None:
         return cell, _train(cell, prepare)
-    kept = cell.world.kept
+    kept = cell.world.kept_run
     if cell.world.any_rank(kept is None or kept.digest != digest):
-        cell.world.kept = None
+        cell.world.kept_run = None
         unsaved = _train(cell)
-        cell.world.kept = _kept(cell, digest, unsaved)
+        cell.world.kept_run = _kept(cell, digest, unsaved)
         return cell, unsaved
     shared = copy.deepcopy(kept.report)  # later steps add to it
     cell.report.checks |= shared.checks
@@ -136,7 +136,7 @@ def _train_instead(cell: Cell, kept: KeptRun, reference: ReferenceRun) -> Refere
             what = listed(sorted(map(text_of, names)))
             report.note("left_behind", f"the run that never saves of {kept.cell} has another {what}")
         if cell.world.any_rank(names):
-            cell.world.kept = None
+            cell.world.kept_run = None
     return unsaved
 
 
@@ -175,7 +175,7 @@ def compare_final_states(cell: Cell, unsaved: ReferenceRun, reference: Reference
             cell.leave_out([_HARMLESS], why)
             return
     with cell.phase("verify", "harmless"):
-        proven, kept = cell.proven("side_effect_free"), cell.world.kept
+        proven, kept = cell.proven("side_effect_free"), cell.world.kept_run
         compared = [compare_controlled(never[part], saved[part], proven=proven) for part in never]
         shared = kept is not None and unsaved is kept.unsaved
         differs = shared and cell.world.any_rank(any(comparison.found for comparison in compared))

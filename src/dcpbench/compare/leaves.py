@@ -187,7 +187,7 @@ class Comparison:
         names = self.wrong & expected.keys()
         return {name for name in names if self.how(name, expected[name], self.actual.get(name, ABSENT_LEAF))}
 
-    def named(self, by: str, names: Iterable[Any]) -> "Comparison":
+    def attributed(self, by: str, names: Iterable[Any]) -> "Comparison":
         """Return the comparison with a defect as the cause of the mismatches of some names."""
         texts = {text_of(name) for name in names}
         mismatches = [

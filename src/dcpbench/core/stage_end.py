@@ -101,7 +101,7 @@ class StageEnd:
         not_run: why no rank ran it, if that is an error.
         skip: why no rank can run it, if that is not an error.
         dropped: sentences about messages of other stages that were ignored.
-        left: names of shared memory that might belong to its ranks and was not removed.
+        unremoved_memory: names of shared memory that might belong to its ranks and was not removed.
         hosts: the hosts that ran it, if there can be several.
     """
 
@@ -110,7 +110,7 @@ class StageEnd:
     not_run: str | None = None
     skip: str | None = None
     dropped: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    unremoved_memory: tuple[str, ...] = ()
     hosts: tuple[HostUsed, ...] = ()
 
     @property

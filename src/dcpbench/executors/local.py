@@ -102,7 +102,7 @@ class LocalExecutor(Executor):
         if self.interrupted:  # while the ranks were starting
             return StageEnd(not_run="interrupted")
         end = self._groups[kind].run(spec, timeouts, on_phase)
-        return end if end.is_clean else replace(end, left=tuple(self._kill(kind)))
+        return end if end.is_clean else replace(end, unremoved_memory=tuple(self._kill(kind)))
 
     def _start(self, kind: WorldSpec) -> None:
         part = RanksOfHost(platform.node(), devices_of(kind, range(kind.world_size), self.gpus))

@@ -35,7 +35,7 @@ class TimeEstimates:
         seconds = self._seconds.get((cell.config.scenario.name, cell.config.world_size))
         return statistics.median(seconds) if seconds else None
 
-    def left(self, cells: Iterable[PlannedCell], gpus: int) -> float | None:
+    def remaining_s(self, cells: Iterable[PlannedCell], gpus: int) -> float | None:
         """Estimate the seconds for all of these cells that are not skipped; those of another scenario or
         world size than the cells so far take as long as the others on average. None if all are."""
         known: list[float] = []

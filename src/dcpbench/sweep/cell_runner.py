@@ -132,7 +132,7 @@ class CellRunner:
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
         print_sentences(self.console, *(f"{cell.name}: {message}" for end in ends for message in end.dropped))
-        if left := [name for end in ends for name in end.left]:
+        if left := [name for end in ends for name in end.unremoved_memory]:
             what = counted(len(left), "segment") + " of shared memory, which another program may have made"
             print_sentences(self.console, f"{cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
         disk_bytes, cell_s = bytes_in(cell.checkpoints), time.monotonic() - started

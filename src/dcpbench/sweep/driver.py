@@ -181,7 +181,7 @@ class SweepDriver:
                     with uninterrupted():  # written and remembered, or neither
                         self._write(finished)
                         self.written += 1
-                    display.end(row, lambda: self._times.left(left.values(), gpus))
+                    display.end(row, lambda: self._times.remaining_s(left.values(), gpus))
             except BaseException:  # an interrupt, or a row that cannot be written
                 threads.shutdown(wait=False, cancel_futures=True)
                 for runner in runners:

@@ -78,7 +78,7 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, options: Options) ->
         plain = {
             "cells": [plan.as_json for plan in plans],
             "blocks": by_block,
-            "seconds": times.left(to_run, gpus),
+            "seconds": times.remaining_s(to_run, gpus),
             "targets": targets,
         }
         text = f"{json.dumps(plain, indent=1)}\n"
@@ -108,7 +108,7 @@ def _to_run(plans: Iterable[Forecast]) -> list[PlannedCell]:
 def _block(plans: Sequence[Forecast], times: TimeEstimates, gpus: int) -> dict[str, Any]:
     """Return the cells of a block by plan, and the estimated seconds for all of them."""
     counts = Counter(plan.would for plan in plans)
-    seconds = times.left(_to_run(plans), gpus)
+    seconds = times.remaining_s(_to_run(plans), gpus)
     return {"cells": len(plans), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
 
 
@@ -197,7 +197,7 @@ def _about(seconds: float | None) -> str:
 
 
 def _estimate(to_run: Sequence[PlannedCell], times: TimeEstimates, gpus: int) -> str:
-    total = times.left(to_run, gpus)
+    total = times.remaining_s(to_run, gpus)
     if total is None:
         return "no time estimate: no similar cell has finished yet"
     missing = sum(times.seconds(cell) is None for cell in to_run)

@@ -121,12 +121,12 @@ class TwinGradients:
 
     Args:
         twins: the twin's gradients of the global batch, by name.
-        own: the twin's gradients of this rank's share of the batch, elements in float64.
+        local: the twin's gradients of this rank's share of the batch, elements in float64.
         check: that compares them.
     """
 
     twins: Mapping[str, TwinGradient]
-    own: Mapping[str, torch.Tensor]
+    local: Mapping[str, torch.Tensor]
     check: str = "gradient_close"
 
 
@@ -141,12 +141,12 @@ class GradientPart:
     Args:
         leaf: the rank's part of the parameter.
         local: None if the rank has no gradient.
-        whole: the full gradient, from all ranks.
+        full: the full gradient, from all ranks.
     """
 
     leaf: TensorLeaf
     local: torch.Tensor | None
-    whole: torch.Tensor | None
+    full: torch.Tensor | None
 
     def of(self, elements: torch.Tensor) -> torch.Tensor:
         """Return this part of a full tensor, given and returned as elements in float64."""
@@ -191,9 +191,9 @@ def compare_gradient(
         }
         problem = Problem.nan if math.isnan(farthest) else Problem.far
         return Mismatch(name, problem, "gradient", farthest, facts), used
-    if twin.factor_tolerance is None or part.whole is None:
+    if twin.factor_tolerance is None or part.full is None:
         return None, used
-    factor = _factor(real_elements(part.whole).to(twin.mean.device) - twin.mean, twin.mean)
+    factor = _factor(real_elements(part.full).to(twin.mean.device) - twin.mean, twin.mean)
     by_factor = abs(factor) / twin.factor_tolerance
     if not by_factor <= 1:
         facts |= {"factor": 1 + factor, "share": abs(factor)}

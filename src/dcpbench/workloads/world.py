@@ -47,7 +47,7 @@ class World:
         training_group: on CPUs, used for training instead of the default group, in which a trainer may save
             in the background: gloo has one order of collectives for all threads. On GPUs training uses NCCL.
         compiled_for: identifies the models whose compiled graphs Dynamo keeps.
-        kept: a run of an earlier cell on these ranks, see `dcpbench.cell.uninterrupted`.
+        kept_run: a run of an earlier cell on these ranks, see `dcpbench.cell.uninterrupted`.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class World:
     group: dist.ProcessGroup | None
     training_group: dist.ProcessGroup | None = None
     compiled_for: str | None = None
-    kept: Any = None
+    kept_run: Any = None
     _groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
     _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
     _on_several_hosts: bool | None = field(default=None, init=False)

@@ -78,13 +78,13 @@ def _left(cell: Cell, save: SaveInFlight) -> Checkpoint:
     disagree are left out: no load can restore them on all ranks, which other checks report."""
     state, saved = State(), save.checkpoint
     with cell.phase("verify", "left"):
-        for part, leaves in saved.named.items():
+        for part, leaves in saved.as_saved.items():
             names = (name for name in leaves if key_of(part, name) in save.keys)
             full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
             differing = {finding.name for finding in compared.found}
             if agreed := {name: leaf for name, leaf in full.items() if text_of(name) not in differing}:
                 state[part] = agreed
-    return replace(saved, state=state, named={}, by_content=True)
+    return replace(saved, state=state, as_saved={}, by_content=True)
 
 
 def load_states(cell: Cell, same_folder: bool, samples: int) -> None:

@@ -23,7 +23,7 @@ _PARTS = (StatePart.model, StatePart.optimizer)
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:
     checkpoint, restored = reference.checkpoint, moment == "restored"
-    state = checkpoint.state if restored else checkpoint.named or checkpoint.state
+    state = checkpoint.state if restored else checkpoint.as_saved or checkpoint.state
     parts = _PARTS if restored or not never_averages(cell.config) else reference.names
     of_parts = {part: _possible(cell, state.get(part, {})) for part in parts}
     named: Mapping[StatePart, Any] = of_parts if restored else checkpoint.keyed(of_parts)

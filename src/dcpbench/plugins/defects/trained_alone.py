@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _expected(
     cell: Cell, moment: Moment, reference: "TwinGradients"
 ) -> Iterator[dict[str, dict[str, "TwinGradient"]]]:
-    own_gradients, ranks = reference.own, cell.world.size
+    own_gradients, ranks = reference.local, cell.world.size
     yield {
         reference.check: {
             name: replace(twin, mean=own_gradients[name].to(twin.mean.device) / ranks, factor_tolerance=None)

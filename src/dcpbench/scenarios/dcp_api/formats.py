@@ -36,7 +36,7 @@ def formats(cell: Cell) -> None:
             torch_save_to_dcp(file, again)
         wait_until_seen(cell, cell.folder, "of the conversion")
 
-    in_file = replace(saved, state=saved.named, by_content=True, how=", converted for torch.load")
+    in_file = replace(saved, state=saved.as_saved, by_content=True, how=", converted for torch.load")
     with cell.phase("verify", "equality"):
         # The file may contain any class; this cell has just written it.
         held = torch.load(file, map_location="cpu", weights_only=False)
