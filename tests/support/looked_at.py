@@ -18,7 +18,7 @@ from dcpbench.runs.run_state import live_state
 from dcpbench.scenarios import fine_tune
 from dcpbench.state.flags import HOOKS
 from dcpbench.state.process_state import ProcessState
-from dcpbench.twin.lockstep import TRAINING_CHECKS, REPLICAS
+from dcpbench.twin.lockstep import REPLICAS, TRAINING_CHECKS
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, config, run_alone, world
