@@ -58,6 +58,15 @@ def test_a_digest_is_of_the_tensor_alone(digests: Any) -> None:
     assert [int(digests._sums([other])[0]) for other in words] == together
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16])
+def test_one_element_has_the_same_digest_on_each_device(digests: Any, dtype: torch.dtype) -> None:
+    step = torch.tensor(7).to(dtype)
+    words = step.view(-1).view(digests._INTEGERS[step.element_size()])
+    named = digests.digests({"step": step, "more": torch.ones(3), "same": step[None]})
+    assert named["step"] == named["same"] == numbers(digests._sums([words]))[0]
+    assert named["step"] != digests.digests({"step": torch.zeros((), dtype=dtype)})["step"]
+
+
 def test_samples_have_a_digest_each(digests: Any) -> None:
     batch = torch.arange(24).view(4, 3, 2)[[1, 0, 1, 3]]
     first, second, third, fourth = digests.rows([[batch], {}]).values()

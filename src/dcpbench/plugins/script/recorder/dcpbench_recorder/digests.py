@@ -21,7 +21,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the digests of tensors by name; of a DTensor that of its shard."""
+    """Return the digests of tensors by name; of a DTensor that of its shard. One element has the same digest
+    on each device: how a checkpoint is loaded decides where an optimizer's `step` is."""
     found: dict[str, Any] = dict.fromkeys(values, 0)
     elsewhere: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, value in values.items():
@@ -37,12 +38,13 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
         tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
         tensor = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).contiguous()
         count, size = tensor.numel(), tensor.element_size()
-        if tensor.device.type == "cpu":
+        if tensor.device.type == "cpu" and count > 1:
             found[name] = zlib.crc32((ctypes.c_char * (count * size)).from_address(tensor.data_ptr()), count)
         else:
             elsewhere.setdefault(tensor.device, {})[name] = tensor.view(-1).view(_INTEGERS[size])
-    for named in elsewhere.values():
-        found |= zip(named, _sums([*named.values()]), strict=True)
+    for device, named in elsewhere.items():
+        sums = _sums([*named.values()])
+        found |= zip(named, torch.stack(sums).tolist() if device.type == "cpu" else sums, strict=True)
     return found
 
 
