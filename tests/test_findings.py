@@ -26,10 +26,6 @@ def test_the_index_lists_the_findings() -> None:
     }
 
 
-def test_the_readme_counts_the_findings() -> None:
-    assert f"[{len(FINDINGS)} findings](docs/findings/index.md)" in (ROOT / "README.md").read_text()
-
-
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda one: one.page)
 def test_a_finding_has_every_part(finding: object) -> None:
     assert isinstance(finding, INDEX.Finding)

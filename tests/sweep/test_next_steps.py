@@ -1,21 +1,16 @@
 """The page and the next command that a sweep prints at its end."""
 
-import json
 import os
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import run
 from dcpbench.analysis.cell_identity import sweep_before
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.cli.commands import main
 from dcpbench.config.text import command_text
 from dcpbench.records.store import append_row, write_csv
 from dcpbench.sweep.driver import next_steps
-from support.pretended_engine import PRETENDED
 from support.rows import row
 
 
@@ -75,24 +70,3 @@ def test_command_is_printed_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(below)
     below.rmdir()
     assert command_text("resume", tmp_path) == f".venv/bin/python -m dcpbench resume {tmp_path}"
-
-
-@pytest.mark.slow
-def test_second_sweep_suggests_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [PRETENDED, "parallel=none", "device=cpu", "world_size=1"]
-    first = run(tmp_path / "first", *asked, reports=True)
-    assert first.status == 0, first.err
-    assert first.err.splitlines()[0] == "1 cell; rows go to first"
-    assert first.err.splitlines()[-1] == "page: first/report.html"
-    second = run(tmp_path / "second", *asked, reports=True)
-    page, after = second.err.splitlines()[-2:]
-    assert page == "page: second/report.html"
-    words = shlex.split(after.removeprefix("next: "))
-    assert words[-3:] == ["compare", "first", "second"]
-    assert main(words[-3:]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(
-        "No cell was repeated, so costs cannot be compared: run both sides again with repeats=5"
-    )
-    lines = (tmp_path / "second" / "results.jsonl").read_text().splitlines()
-    assert json.loads(lines[0])["status"] == "pass"
