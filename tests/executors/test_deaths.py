@@ -63,6 +63,15 @@ HANGS = {
     ("sleeps", "upload"): ("upload_s", 1, "at _sleeps "),
     ("stops", "load"): ("cell_s", 0, "stopped by a signal"),
 }
+RESTARTED = {
+    ("kill", "build"): ("crash", r"rank 1 was killed by SIGKILL in build"),
+    ("leaves_child", "load"): ("crash", r"rank 1 was killed by SIGKILL in load"),
+    ("leaves_shared_memory", "train"): ("crash", r"rank 1 was killed by SIGKILL in train"),
+    ("raises", "save"): ("error", r"rank 0 in save: ValueError: planted \(support/deaths.py:\d+\)"),
+    ("segv", "save"): ("crash", r"rank 1 was killed by SIGSEGV in save at .*"),
+    ("sleeps", "save"): ("timeout", r"after 2 s \(timeouts.save_s=2\) still in save \(rank .*"),
+}
+"""Deaths of ranks of the second interpreter."""
 SOON_S = 5.0
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 
@@ -70,8 +79,10 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 @pytest.fixture(scope="module")
 def deaths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     chosen = {f"{how}_{phase}" for how, phase in selected(request, "how", "phase")}
-    chosen |= {"kill_upload", "leaves_child_load", "leaves_shared_memory_train"}
+    chosen |= {f"restarted_{how}_{phase}" for how, phase in selected(request, "cause", "during")}
+    chosen |= {"kill_upload", "leaves_child_load", "leaves_shared_memory_train", "trainer"}
     known = cells_of("deaths")
+    known["trainer"].pop("model")  # it has its own
     healthy, dying = known.pop("healthy"), [cell for name, cell in known.items() if name in chosen]
     cells = []
     for number, cell in enumerate(dying, 1):
@@ -81,8 +92,9 @@ def deaths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return ended
 
 
-def _row(deaths: Finished, how: str, phase: str) -> dict[str, Any]:
-    (row,) = [row for row in deaths.rows if f"how={how}," in row["cell"] and f"phase={phase}," in row["cell"]]
+def _row(deaths: Finished, how: str, phase: str, scenario: str = "dies") -> dict[str, Any]:
+    rows = (row for row in deaths.rows if row["scenario"] == scenario)
+    (row,) = (row for row in rows if f"how={how}," in row["cell"] and f"phase={phase}," in row["cell"])
     return row
 
 
@@ -119,6 +131,22 @@ def test_hang_ends_at_the_limit_of_its_phase(deaths: Finished, how: str, phase: 
     for number in range(2):
         log = (_folder(deaths, row) / f"rank{number}.log").read_text()
         assert "most recent call first" in log, "every rank's stacks are in its log"
+
+
+@pytest.mark.parametrize(("cause", "during"), RESTARTED)
+def test_death_under_the_second_interpreter(deaths: Finished, cause: str, during: str) -> None:
+    row = _row(deaths, cause, during, "dies_restarted")
+    status, reason = RESTARTED[cause, during]
+    assert row["status"] == status
+    assert re.fullmatch(reason, row["reason"]), row["reason"]
+    checkpoints = _folder(deaths, row) / "checkpoints"
+    if cause == "leaves_child":
+        assert not psutil.pid_exists(int((checkpoints / "child.pid").read_text()))
+    if cause == "leaves_shared_memory":
+        left = (checkpoints / "segments").read_text().split()
+        assert [name for name in left if Path("/dev/shm", name).exists()] == []
+    after = deaths.row(checkpointer="trainer")
+    assert (after["status"], after["restart"]) == ("pass", "interpreter"), after["reason"]
 
 
 def test_each_cell_has_one_row_and_others_pass(deaths: Finished) -> None:

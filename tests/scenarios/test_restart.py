@@ -21,7 +21,6 @@ WRONG = {
     "EndsEarly": "loss_resume_equal",
     "BeginsAgainWithEpoch0": "loss_resume_equal",
     "Epochs3": "loss_resume_equal",
-    "Epochs9": "loss_resume_equal",
     "Epochs12": "loss_resume_equal",
 }
 ERRORS = {
@@ -29,7 +28,7 @@ ERRORS = {
     "Crashes": r"rank \d in train without a save, in step 30: ValueError: planted",
     "EndsOnRank1": r"rank 1 in train without a save, in step 4: .* on this rank, and not on all",
 }
-OF_EPOCHS = ("MakesItsIteratorLate", "BeginsAgainWithEpoch0", "Epochs3", "Epochs9", "Epochs12")
+OF_EPOCHS = ("MakesItsIteratorLate", "BeginsAgainWithEpoch0", "Epochs3", "Epochs12")
 SHORT: dict[str, Any] = {"train_steps": 2, "resume_steps": 2, "saves": 2}
 
 

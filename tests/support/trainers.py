@@ -315,10 +315,6 @@ class Epochs3(BeginsAgainWithEpoch0):
     batches = 3
 
 
-class Epochs9(BeginsAgainWithEpoch0):
-    batches = 9
-
-
 class Epochs12(BeginsAgainWithEpoch0):
     batches = 12
 

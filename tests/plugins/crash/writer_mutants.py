@@ -41,24 +41,12 @@ def _mutant(
 
 
 @_mutant("durable")
-class DataNotFlushed(Mutant):
-    def sync_data(self, file: Any) -> None:
-        os.fsync(file.fileno())
-
-
-@_mutant("durable")
 class SyncedBeforeTheLastItem(Mutant):
     def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         with (self.path / name).open("wb") as file:
             results = [self.write_item(file, name, item, planner) for item in items[:-1]]
             self.sync_data(file)
             return results + [self.write_item(file, name, item, planner) for item in items[-1:]]
-
-
-@_mutant("durable")
-class MetadataNotFlushed(Mutant):
-    def sync_metadata(self, file: Any) -> None:
-        os.fsync(file.fileno())
 
 
 @_mutant("durable")
@@ -90,13 +78,6 @@ class OldMetadataRemovedFirst(Mutant):
     def publish(self, metadata: bytes) -> None:
         (self.path / ".metadata").unlink(missing_ok=True)
         super().publish(metadata)
-
-
-@_mutant("durable", same_folder=True)
-class StaleMetadataKept(Mutant):
-    def publish(self, metadata: bytes) -> None:
-        if not (self.path / ".metadata").exists():
-            super().publish(metadata)
 
 
 @_mutant("recoverable", same_folder=True)
@@ -180,14 +161,6 @@ class LengthBeforeTheBytes(Mutant):
             self.sync_data(file)
             results = [self.write_item(file, name, item, planner) for item in items]
         return results
-
-
-@_mutant("consistent", same_folder=True)
-class OneOfTwoFilesOverOldData(Mutant):
-    """Overwrite one of the old files before the new metadata exists."""
-
-    def data_name(self, number: int) -> str:
-        return "__0_1.distcp" if number else super().data_name(number)
 
 
 @_mutant("durable")
