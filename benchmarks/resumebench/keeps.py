@@ -60,6 +60,9 @@ def write(state, path):
             os.fsync(file.fileno())
     else:
         torch.save(state, part)
+    if "reopened" in words:  # to sync it, as some systems ask
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
     if part != path:
         part.replace(path)
 

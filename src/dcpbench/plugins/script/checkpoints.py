@@ -104,9 +104,8 @@ class Disk:
                 date, by_thread = self._date_of_save(event), "thread" in event and process in self._trains
                 save = Save(process, path, date, event["content"], time, by_thread=by_thread)
                 self.saves.append(save)
-                place = self._current.get(path)
-                if place and place.version.date == date and not place.version.save:
-                    place.version.save = save  # opened before it is saved
+                if self._has(path, date) and not (version := self._current[path].version).save:
+                    version.save = save  # opened before it is saved
                 active[process, path] = save
                 if path == ELSEWHERE:
                     elsewhere[process] = save
@@ -114,6 +113,8 @@ class Disk:
                 save = active.pop((process, path))
                 save.ended, save.is_upload = time, "thread" in event
             elif kind == "open":
+                if not event.get("truncates", True) and self._has(path, self._date(event)):
+                    continue  # to sync it, or to write more of it
                 around = [save for save in active.values() if is_in(path, save.path)]
                 save_of = around[-1] if around else elsewhere.pop(process, None)
                 date = self._date(event)
@@ -136,6 +137,11 @@ class Disk:
         Processes that are forked in the meantime, such as workers of a loader, have it open too."""
         processes = [version.process for version in self.versions if path in version.paths_at(time)]
         return not processes or any(process.split("-")[0] in map(str, pids) for process in processes)
+
+    def _has(self, path: str, date: int) -> bool:
+        """Tell whether a file was written at a date."""
+        place = self._current.get(path)
+        return place is not None and place.version.date == date
 
     def _put(self, version: Version, path: str, time: float) -> None:
         self._end(path, time)

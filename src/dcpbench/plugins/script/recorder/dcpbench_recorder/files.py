@@ -68,8 +68,9 @@ def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
         if not os.path.isdir(path):
             log.write("read", path=place)
     elif not flags & os.O_APPEND:
-        log.write("open", path=place)
-        log.stop.at_change(place, opens=True, truncates=bool(flags & os.O_TRUNC))
+        truncates = bool(flags & os.O_TRUNC)
+        log.write("open", path=place, truncates=truncates)
+        log.stop.at_change(place, opens=True, truncates=truncates)
 
 
 def _copied(log: Log, path: Any, to: Any) -> None:
