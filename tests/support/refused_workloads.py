@@ -119,24 +119,24 @@ def own_key_error() -> Workload:
     return Workload(net(), inputs, reversed_loss, lambda model: LosesKey(model.parameters()))
 
 
-def own_error_in_the_loss() -> Workload:
-    """Raises the words that torch has for a parameter without elements, and has one."""
+def raising(model: nn.Module, words: str) -> Workload:
+    """Return a workload whose loss raises these words itself."""
 
     def loss(model: nn.Module, share: torch.Tensor) -> torch.Tensor:
         model(share)
-        raise RuntimeError("_chunk_cat expects non-empty tensor")
+        raise RuntimeError(words)
 
-    return Workload(HasNothing(), inputs, loss)
+    return Workload(model, inputs, loss)
+
+
+def own_error_in_the_loss() -> Workload:
+    """Raises the words that torch has for a parameter without elements, and has one."""
+    return raising(HasNothing(), "_chunk_cat expects non-empty tensor")
 
 
 def own_storage_error() -> Workload:
     """Raises the words that torch has for second derivatives under `fully_shard`."""
-
-    def loss(model: nn.Module, share: torch.Tensor) -> torch.Tensor:
-        model(share)
-        raise RuntimeError("setStorage: sizes [4] are out of bounds for storage of size 0")
-
-    return Workload(net(), inputs, loss)
+    return raising(net(), "setStorage: sizes [4] are out of bounds for storage of size 0")
 
 
 def own_error_in_optimizer() -> Workload:
