@@ -161,8 +161,15 @@ def choose(folder: Path, scales: dict[str, float], of_mutants: Path | None) -> N
     """Write the tiers of the tests, and which functions the extended ones enter. Tests without a record keep
     their tier."""
     tests = recorded(folder, scales)
-    kept = chosen(tests, killers(of_mutants) if of_mutants else [])
     costs = {test.test: test.cpu_s for test in tests}
+    left_out = {name for tier, _, name in tiers() if tier == "extended"}
+    # A mutant that a test of `make test` without a record catches needs no other.
+    killing = killers(of_mutants) if of_mutants else []
+    killing = [names for names in killing if names <= costs.keys() | left_out]
+    kept = chosen(tests, killing)
+    for names in killing:
+        if not names & kept.keys():
+            print(f"only extended tests without a record catch a mutant, such as {min(names)}")
     reasons = dict.fromkeys(costs, "extended") | kept
     for tier, cpu_s, name in tiers():
         if name not in costs:

@@ -57,18 +57,6 @@ def test_every_value_stays_what_it_is(value: Any) -> None:
     assert typed(configured(again)) == typed(value)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"groups": [{"lr": 1.0, "betas": [0.9, {"a": None}]}, {"params": []}, {}]},
-        [[{"a.b": "1"}], {"c d": "true"}, {1: "it's"}, {"e": "back\\"}],
-        {"a": "${b}", "c": "\\${d}", "e": "\\", "f": "é\n"},
-    ],
-)
-def test_mappings_in_lists_stay_mappings(value: Any) -> None:
-    assert typed(configured(quoted(value))) == typed(value)
-
-
 def test_values_that_yaml_has_not_become_near_ones() -> None:
     color = Enum("color", "red")
     mood = StrEnum("mood", {"good": "fine"})
