@@ -513,6 +513,18 @@ def test_difference_on_one_rank(tmp_path: Path) -> None:
     assert "step 9, rank 1: weights differ: a (1 of 2)" in found.reason
 
 
+def test_one_step_of_each_rank_is_compared(tmp_path: Path) -> None:
+    """Their weights change between steps, of which there is one."""
+
+    def ranks(first: int, last: int) -> list[Writer]:
+        return [Writer().train(first, last), Writer(1).train(first, last)]
+
+    frozen, resumed = recorded(tmp_path / "a", ranks(1, 9)), ranks(9, 9)
+    resumed[0].events.insert(0, {"e": "load", "k": 0, "t": 0, "path": "step-8.pt"})
+    found = judge(stopped_at(frozen, 9), recorded(tmp_path / "c", resumed), *runs(frozen))
+    assert (found.word, found.loaded) == ("exact", 8), found.reason
+
+
 def test_buffers_of_another_rank(tmp_path: Path) -> None:
     """Each rank has its own, and a save has one of them."""
 
