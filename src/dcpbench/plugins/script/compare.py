@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import chain, pairwise, zip_longest
@@ -218,22 +218,20 @@ class ResumeComparison:
             return self.loaded + save.date
         return number(same[-1]) - number(before[-1]) + save.date
 
-    def has_generator_of_rank_0(self, rank: int) -> bool:
-        """Tell whether a rank begins with the expected state of rank 0's generator, and not with its own."""
-        if not rank or 0 not in self.steps or self._place >= len(self.steps[0]):
-            return False
-        others = self.steps[0][self._place]["parts"].get(HINT, {})
-        mine = self.actual[rank][0]["parts"].get(HINT, {})
-        return any(name in self.generators and mine.get(name) == value for name, value in others.items())
-
-    def rank_with(self, difference: Difference, values: Named) -> int | None:
-        """Return another rank that is expected to have these values in the same step; None if none has."""
-        for rank, steps in self.steps.items():
-            for step in steps if rank != difference.rank and values else ():
-                is_same = (number(step), step["optimizer"]) == (difference.step, difference.optimizer)
-                if is_same and values.items() <= step["parts"].get(difference.kind, {}).items():
-                    return rank
-        return None
+    def rank_with(self, rank: int, kind: str, names: Collection[str]) -> str:
+        """Return another rank, as `rank 1`, whose expected values of these names a rank has in its first
+        resumed step, in place of its own; empty if none has them."""
+        mine = self.actual[rank][0]["parts"].get(kind, {})
+        expected = {
+            other: steps[self._place]["parts"].get(kind, {})
+            for other, steps in self.steps.items()
+            if self._place < len(steps)
+        }
+        own = expected.pop(rank, {})
+        for other, theirs in expected.items():
+            if names and all(own.get(name) != mine.get(name) == theirs.get(name) for name in names):
+                return f"rank {other}"
+        return ""
 
     def drawn_in(self, step: int) -> list[str]:
         """Return the generators that differ and change in a step, so that its loss can depend on them."""

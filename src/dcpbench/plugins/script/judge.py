@@ -312,13 +312,13 @@ def _explained(
     differing = {name: actual[name] for name in names if name in actual}
     is_known = differing and (not missing or kind == "batch")
     same = _steps_with(compared, difference, differing) if is_known else []
-    of_rank = compared.rank_with(difference, differing)
     pair: list[Any] = [of.get(names[0]) if names else None for of in (actual, expected)]
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
     total = len({**expected, **actual})
     first = difference.step == compared.loaded + 1
     drawn = compared.drawn_in(difference.step) if kind == "loss" else compared.generators
     generators = [name for name in drawn if name not in compared.restored_generators]
+    generators_of = (compared.rank_with(difference.rank, HINT, [name]) for name in drawn)
     named = [word for word in words for path in compared.loaded_paths if _names(word, path)]
     taken = [*compared.loaded_paths[:1]]
     complete = [
@@ -362,8 +362,8 @@ def _explained(
             "lacks": not any(expected.get(name) in compared.saved for name in names),
             "generators": " and ".join(generators),
             "restored": " and ".join(sorted({*drawn} - {*generators})),
-            "of_rank": f"rank {of_rank}" if of_rank is not None else "",
-            "rank_0": compared.has_generator_of_rank_0(difference.rank),
+            "of_rank": compared.rank_with(difference.rank, kind, names) if first else "",
+            "generator_of": next(filter(None, generators_of), ""),
             "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
             "fewer": len(actual) < len(expected) and {*actual.values()} <= {*expected.values()},
             "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
