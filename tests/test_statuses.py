@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, TESTS, Finished, blocks, run
+from conftest import SMALL, TESTS, Finished, blocks, run, selected
 from support.pretended_engine import PRETENDED
 
 pytestmark = pytest.mark.slow
@@ -28,9 +28,10 @@ AFTERWARDS = ("state_resume_equal", "flags_equal", "side_effect_free")
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def faulty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("faulty") / "sweep"
-    lists = (f"fault={','.join(FAULTS)}", "parallel=fsdp2", "saves=2", "device=cpu", "world_size=2")
+    faults = selected(request, "fault") or [*FAULTS]
+    lists = (f"fault={','.join(faults)}", "parallel=fsdp2", "saves=2", "device=cpu", "world_size=2")
     return run(folder, "-m", *SMALL, *lists)
 
 
