@@ -804,7 +804,7 @@ class Collects(Trainer):
         self.slotted.calls = 0
 
     def step(self) -> float:
-        self.words |= {f"word-{self.progress.step}-{number}" for number in range(40)}
+        self.words |= {f"word-{self.progress.step}-{number}" for number in range(12)}
         self.pairs |= {(word, number) for number, word in enumerate(sorted(self.words))}
         self.pairs.add(frozenset(self.words))
         if self.restored_reads is not None:
