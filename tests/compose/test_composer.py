@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
 from pathlib import Path
 from textwrap import indent
@@ -37,6 +38,7 @@ def crossed(**lists: tuple[str, ...]) -> list[list[str]]:
     ]
 
 
+@cache
 def sweep(loader: ConfigLoader, *words: str, groups: Path = OWN_GROUPS) -> DictConfig:
     searched = f"hydra.searchpath=[file://{groups}]"
     return loader.load_configuration("config", ["hydra.sweep.dir=x", searched, *words], RunMode.MULTIRUN)
