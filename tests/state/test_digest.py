@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.state import digest as module
-from dcpbench.state.digest import Digest, add, digest, digests_on_cpu
+from dcpbench.state.digest import Digest, add, digest, digests_as_integers
 from dcpbench.state.layout import Extent, whole
 from support.triton_in_numpy import Triton
 
@@ -49,7 +49,7 @@ def mixed(words: Sequence[int], numbers: Sequence[int]) -> Digest:
 
 
 def of(part: torch.Tensor, extent: Extent | None = None) -> Digest:
-    return digests_on_cpu([digest(part, extent or whole(part))])[0]
+    return digests_as_integers([digest(part, extent or whole(part))])[0]
 
 
 def random(shape: list[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -108,14 +108,14 @@ def test_digests_of_parts_add_up(
     assert add(*(of(part.contiguous(), extent) for part, extent in boxes)) == expected
     cuts = data.draw(st.lists(st.integers(0, 1300), max_size=4))
     pieces = [piece for box in boxes for piece in flat(*box, cuts)]
-    assert add(*digests_on_cpu([digest(part, extent) for part, extent in pieces])) == expected
+    assert add(*digests_as_integers([digest(part, extent) for part, extent in pieces])) == expected
     turned = data.draw(st.permutations(range(len(shape))))
     in_order = [
         (piece, replace(extent, order=tuple(turned)))
         for box, whole in boxes
         for piece, extent in flat(box.permute(turned), whole, cuts)
     ]
-    assert add(*digests_on_cpu([digest(part, extent) for part, extent in in_order])) == expected
+    assert add(*digests_as_integers([digest(part, extent) for part, extent in in_order])) == expected
     strided = tensor.permute(turned).contiguous().permute([turned.index(one) for one in range(len(shape))])
     assert of(strided) == expected
 
@@ -144,7 +144,7 @@ def test_words_are_numbered_in_the_full_tensor(
             rest, digit = divmod(rest, size)
             number += digit * stride
         numbers.append(number + rest * place.strides[-1])
-    assert digests_on_cpu([module._eager(words, first, place)]) == [mixed(words.tolist(), numbers)]
+    assert digests_as_integers([module._eager(words, first, place)]) == [mixed(words.tolist(), numbers)]
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_chunk_borders_are_covered(count: int, offset: int) -> None:
     tensor = random([count + offset], torch.int16)
     extent = Extent((count + offset,), (offset,), (count,), 0, count)
     cuts = [1, 2**15 + 3, 2**16, count - 1]
-    parts = digests_on_cpu([digest(*piece) for piece in flat(tensor[offset:], extent, cuts)])
+    parts = digests_as_integers([digest(*piece) for piece in flat(tensor[offset:], extent, cuts)])
     assert of(tensor[offset:], extent) == add(*parts)
     before = Extent((count + offset,), (0,), (offset,), 0, offset)
     assert of(tensor) == add(of(tensor[:offset], before), *parts)
@@ -313,6 +313,6 @@ def test_extent_with_other_dimensions_is_refused(extent: Extent) -> None:
 
 def test_empty_part_has_digest_zero() -> None:
     assert of(torch.empty(0, 3)) == add() == (0, 0)
-    assert digests_on_cpu([]) == []
+    assert digests_as_integers([]) == []
     with pytest.raises(ValueError, match="3 elements cannot fill an extent of 4"):
         digest(torch.zeros(3), whole(torch.zeros(4)))

@@ -18,7 +18,7 @@ from dcpbench.analysis.change_points import Change, find_change_points
 from dcpbench.analysis.costs import are_comparable
 from dcpbench.analysis.frame import Sweeps, outcomes, plain_rows, without_retries
 from dcpbench.analysis.query import Condition, QueryError, select_rows
-from dcpbench.code.sources import COMMITS, commits_text_of
+from dcpbench.code.sources import COMMITS, merged_commits
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
@@ -198,7 +198,7 @@ def _sweeps(rows: pd.DataFrame) -> pd.DataFrame:
     known = rows[["sweep", "folder", "started_at", "torch_version", *COMMITS]].drop_duplicates()
     by_sweep = known.sort_values("started_at", kind="stable").groupby("sweep")
     first = by_sweep.first()
-    commits = {name: commits_text_of(of.dropna()) for name, of in by_sweep["target_commit"]}
+    commits = {name: merged_commits(of.dropna()) for name, of in by_sweep["target_commit"]}
     first["target_commit"] = pd.Series(commits, dtype="string")
     # If no row has its start, the time of the file's last change is used.
     written = [Path(folder, RESULTS_JSONL).stat().st_mtime for folder in first["folder"]]

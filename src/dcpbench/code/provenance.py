@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dcpbench import SAFE_PATH
-from dcpbench.code.sources import DCPBENCH, DIRTY, Source, commits_text_of, package_of
+from dcpbench.code.sources import DCPBENCH, DIRTY, Source, merged_commits, package_of
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.cell_key import digest_of
 from dcpbench.core.plugins import plugin_names, plugins
@@ -56,7 +56,7 @@ class SweepCode:
 
     def commits(self, targets: Iterable[str]) -> str | None:
         """Return the commits of targets, sorted, as one text; None if none is known."""
-        return commits_text_of(map(self._commit_of, targets))
+        return merged_commits(map(self._commit_of, targets))
 
     def sources(self, packages: Mapping[str, Sequence[str]]) -> dict[str, Source]:
         """Return the source of dcpbench and of each of these packages, which have these targets in them."""

@@ -48,7 +48,7 @@ def is_own(target: str) -> bool:
     return package_of(target) not in _PROVIDED
 
 
-def commits_text_of(commits: Iterable[str | None]) -> str | None:
+def merged_commits(commits: Iterable[str | None]) -> str | None:
     """Return commits, and those of texts with several, as one text, sorted; None if there are none."""
     return ", ".join(sorted({text for commit in commits if commit for text in commit.split(", ")})) or None
 

@@ -14,7 +14,7 @@ import yaml
 
 from dcpbench.analysis.differing import cell_names
 from dcpbench.code.provenance import OURS, SweepCode, conf_folders, file_of, package_digest
-from dcpbench.code.sources import DCPBENCH, Source, commits_text_of, is_own, package_of
+from dcpbench.code.sources import DCPBENCH, Source, is_own, merged_commits, package_of
 from dcpbench.compose import limits
 from dcpbench.compose.cells import SweepCell
 from dcpbench.config.errors import ConfigError, value_text
@@ -154,7 +154,7 @@ class Plan:
         code = {package: source for cell in self.cells for package, source in cell.code.items()}
         return self.machine.description | {
             "dcpbench_commit": code[DCPBENCH].commit,
-            "target_commit": commits_text_of(cell.columns["target_commit"] for cell in self.cells),
+            "target_commit": merged_commits(cell.columns["target_commit"] for cell in self.cells),
             "code": {package: asdict(source) for package, source in sorted(code.items())},
         }
 

@@ -41,7 +41,7 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
     """Return the digest of a part, of any shape and strides, with `extent.numel` elements.
 
     The result has shape (2,) and dtype int64, on the part's device, with the bits of the unsigned lanes. It
-    does not synchronize with the device; `digests_on_cpu` converts many results to integers at once.
+    does not synchronize with the device; `digests_as_integers` converts many results to integers at once.
     """
     if part.numel() != extent.numel:
         raise ValueError(f"a part of {part.numel()} elements cannot fill an extent of {extent.numel}")
@@ -56,7 +56,7 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
     return total
 
 
-def digests_on_cpu(digests: Sequence[torch.Tensor]) -> list[Digest]:
+def digests_as_integers(digests: Sequence[torch.Tensor]) -> list[Digest]:
     """Convert results of `digest` to integers, with one transfer per device."""
     integers: list[Digest] = [(0, 0)] * len(digests)
     for device in {lane_pair.device for lane_pair in digests}:

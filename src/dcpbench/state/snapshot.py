@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Key, Name, text_of
 from dcpbench.formats.audit import Entry
-from dcpbench.state.digest import Digest, add, digest, digests_on_cpu
+from dcpbench.state.digest import Digest, add, digest, digests_as_integers
 from dcpbench.state.layout import (
     Extent,
     ParameterPart,
@@ -286,7 +286,7 @@ def digested(leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
 def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
     """Return the digests of each part's blocks; synchronizes with the device once."""
     counted = [[digest(*block) for block in _blocks(part)] for part in parts]
-    fetched = iter(digests_on_cpu([block for blocks in counted for block in blocks]))
+    fetched = iter(digests_as_integers([block for blocks in counted for block in blocks]))
     return [tuple(next(fetched) for _ in blocks) for blocks in counted]
 
 
