@@ -30,7 +30,7 @@ sys.path[:] = filter(None, sys.path)
 import json, platform
 print(json.dumps(platform.python_version()), flush=True)
 {inspect.getsource(nccl)}
-load()
+load_nccl()
 import torch
 import hydra, omegaconf, packaging, psutil
 print(json.dumps(str(torch.__version__)))
