@@ -74,12 +74,16 @@ def test_spec_that_is_found_and_not_imported(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_the_script_drops_is_freed(tmp_path: Path) -> None:
-    """At once, without the garbage collector; its input is recorded, of a model inside `vmap` too."""
+    """At once, without the garbage collector; its input is recorded, of a model inside `vmap` too. It has no
+    hash while it is built."""
     events = events_of(
         tmp_path,
         "import gc, torch, weakref\n"
         "gc.disable()\n"
-        "model = torch.nn.Linear(2, 1)\n"
+        "class Named(torch.nn.Linear):\n"
+        "    def __init__(self): super().__init__(2, 1); self.name = 'net'\n"
+        "    def __hash__(self): return hash(self.name)\n"
+        "model = Named()\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
         "torch.vmap(model)(torch.ones(3, 2)).sum().backward()\n"
         "optimizer.step()\n"

@@ -34,8 +34,9 @@ class Steps:
     def __init__(self, log: Log) -> None:
         self._log = log
         # Those with a parameter or module that was registered, in the order of the first one, and those that
-        # were called: a copy, or one that was unpickled, registers nothing.
-        self._built = weakref.WeakKeyDictionary[torch.nn.Module, None]()
+        # were called: a copy, or one that was unpickled, registers nothing. By id, because one that is being
+        # built may have no hash yet.
+        self._built: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._models = weakref.WeakSet[torch.nn.Module]()
         self._parents = weakref.WeakKeyDictionary[torch.nn.Module, Any]()
         self._optimizers = weakref.WeakKeyDictionary[Any, int]()
@@ -63,7 +64,7 @@ class Steps:
         while (parent := self._parent(root)) is not None:  # for names in the root
             root = parent
         self._models.add(root)
-        self._built.setdefault(root)
+        self._add(root)
         if module not in self._acting:
             number = self._roots().index(root)
             acting = [weakref.ref(inner) for inner in module.modules() if _reads_mode(inner)]
@@ -88,16 +89,22 @@ class Steps:
 
     def registered(self, parent: torch.nn.Module, name: str, value: Any) -> None:
         """Note that a module has a parameter, or is the parent of another one."""
-        self._built.setdefault(parent)
+        self._add(parent)
         if isinstance(value, torch.nn.Module):
             self._parents[value] = weakref.ref(parent)
+
+    def _add(self, module: torch.nn.Module) -> None:
+        key = id(module)
+        if key not in self._built:
+            self._built[key] = weakref.ref(module, lambda _: self._built.pop(key, None))
 
     def _parent(self, module: torch.nn.Module) -> torch.nn.Module | None:
         return self._parents[module]() if module in self._parents else None
 
     def _roots(self) -> list[torch.nn.Module]:
         """Return the models, called or not, in the order in which they were built."""
-        return [of for of in [*self._built] if of in self._models or self._parent(of) is None]
+        built = (reference() for reference in [*self._built.values()])
+        return [of for of in built if of is not None and (of in self._models or self._parent(of) is None)]
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Record the loss that a backward pass begins with: its first argument."""
@@ -299,8 +306,9 @@ def install(log: Log) -> None:
     optimizers.register_optimizer_step_pre_hook(quiet(lambda *args: steps.hook_before(*args)))
     optimizers.register_optimizer_step_post_hook(quiet(lambda optimizer, *args: steps.after(optimizer)))
     torch.nn.Module.__call__ = steps.wrapped_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
-    modules.register_module_module_registration_hook(steps.registered)
-    modules.register_module_parameter_registration_hook(steps.registered)
+    registered = functools.partial(log.guarded, steps.registered)
+    modules.register_module_module_registration_hook(registered)
+    modules.register_module_parameter_registration_hook(registered)
     torch.nn.Module.load_state_dict = log.wrapped(  # type: ignore[method-assign]
         torch.nn.Module.load_state_dict, after=steps.loaded
     )
