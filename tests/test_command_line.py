@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -160,10 +161,17 @@ def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finis
     assert not imported & {"torch", "scipy.special"}
 
 
+def words_of_process(process: psutil.Process) -> str:
+    """The words that started it; none if it has ended."""
+    with suppress(psutil.NoSuchProcess):  # or is a zombie
+        return " ".join(process.cmdline())
+    return ""
+
+
 def test_no_rank_is_left_running() -> None:
     kept = {agent.pid for agent in (drivers.first, drivers.restarted) if agent.runs()} | gloo_ranks.kept
     mine = [process for process in psutil.Process().children(recursive=True) if process.pid not in kept]
-    agents = [process for process in mine if "rank.agent" in " ".join(process.cmdline())]
+    agents = [process for process in mine if "rank.agent" in words_of_process(process)]
     _, left = psutil.wait_procs(agents, timeout=20)  # one whose driver died ends after its imports
     assert left == []
 
