@@ -11,7 +11,7 @@ import threading
 import traceback
 import weakref
 from collections import Counter
-from typing import Any, Callable
+from typing import Any, Callable, Collection
 
 import torch
 from torch.nn.modules import module as modules
@@ -74,7 +74,7 @@ class Steps:
         mode = sum(inner.training for inner in (reference() for reference in acting) if inner is not None)
         if not self._calls:
             self._parts["generators"] = states()
-            self._parts["buffers"] = digests(dict(self._named("named_buffers", is_called=True).values()))
+            self._parts["buffers"] = digests(dict(self._named("named_buffers").values()))
         self._parts["modes"].setdefault(name, mode)
         for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
             if not isinstance(value, str):
@@ -177,40 +177,37 @@ class Steps:
         """Return the digests of all that an optimizer changes, and of the parameters that it does not."""
         weights, gradients, moments = {}, {}, {}
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        names = self._named("named_parameters", own.__contains__)
+        names = self._named("named_parameters", own)
         for place, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
-                name, _ = names.get(id(parameter), (f"group{place}[{index}]", parameter))
+                name, _ = names.pop(id(parameter), (f"group{place}[{index}]", parameter))
                 weights[name], moments[name] = parameter, optimizer.state.get(parameter, {})
                 if parameter.grad is not None:
                     gradients[name] = parameter.grad
-        others = self._named("named_parameters", lambda key: key not in own, is_called=True)
         return {
             "weights": digests(weights),
             "gradients": digests(gradients),
             "moments": held(moments),
-            "frozen": digests(dict(others.values())),
+            "frozen": digests(dict(names.values())),
         }
 
-    def _named(
-        self, method: str, fits: Callable[[int], bool] = lambda _: True, is_called: bool = False
-    ) -> dict[int, tuple[str, torch.Tensor]]:
-        """Return the parameters, or the buffers, whose ids fit, by id with their names: of all models, or of
-        those that were called. A name that an earlier model has too begins with the model's."""
+    def _named(self, method: str, own: Collection[int] = ()) -> dict[int, tuple[str, torch.Tensor]]:
+        """Return the parameters, or the buffers, of the models that were called, and those of all models that
+        have the ids `own`, by id with their names. Among these, and among the others, a name that an earlier
+        model has too begins with the model's."""
         named: dict[int, tuple[str, torch.Tensor]] = {}
-        taken, called = set[str](), set[int]()
+        taken, called = set[tuple[bool, str]](), set[int]()
         for number, model in enumerate(self._roots()):
             for path, value in getattr(model, method)():
-                if not fits(id(value)):
-                    continue
-                if id(value) not in named:
+                key = id(value)
+                if key not in named:
                     name = _WRAPPERS.sub("", path)
-                    name = f"{type(model).__name__}{number}.{name}" if name in taken else name
-                    taken.add(name)
-                    named[id(value)] = name, value
+                    name = f"{type(model).__name__}{number}.{name}" if (key in own, name) in taken else name
+                    taken.add((key in own, name))
+                    named[key] = name, value
                 if model in self._models:
-                    called.add(id(value))
-        return {key: of for key, of in named.items() if key in called or not is_called}
+                    called.add(key)
+        return {key: of for key, of in named.items() if key in own or key in called}
 
     def _about(self) -> dict[str, Any]:
         """Return what is known about a process that trains."""
