@@ -1,4 +1,4 @@
-"""What cells take: seconds, estimated from the cells so far, and disk space."""
+"""Estimates of the seconds that cells take, from the cells so far, and of their disk space."""
 
 import shutil
 import statistics
