@@ -297,6 +297,46 @@ def sweep(tmp_path: Path) -> Callable[..., Finished]:
     return lambda *overrides, **options: run(tmp_path / "sweep", *overrides, **options)
 
 
+@dataclass(frozen=True)
+class Printed:
+    """What a command printed, which ran in this process."""
+
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the output, with single blanks."""
+        return [" ".join(line.split()) for line in self.out.splitlines()]
+
+    def json(self) -> Any:
+        """Parse the output, whose numbers are finite."""
+        return json.loads(self.out, parse_constant=lambda token: pytest.fail(token))
+
+    def refusal(self) -> str:
+        """Return the one line that it printed."""
+        assert (self.out, self.err.count("\n")) == ("", 1), self
+        return self.err
+
+
+Command = Callable[..., Printed]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process, which ends with this exit status; a path alone is that of a `report`."""
+    from dcpbench.cli import commands
+
+    def run(*words: object, status: int = 0) -> Printed:
+        capsys.readouterr()
+        named = ["report"] if isinstance(words[0], Path) else []
+        ended, printed = commands.main([*named, *map(str, words)]), Printed(*capsys.readouterr())
+        assert ended == status, printed
+        return printed
+
+    return run
+
+
 @pytest.fixture
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,7 +1,6 @@
 """Changes between sweeps: verdicts by cell, costs only beyond noise."""
 
 import itertools
-import json
 import math
 import random
 import re
@@ -14,19 +13,20 @@ from typing import Any
 import pytest
 from rich.text import Text
 
+from conftest import Command
 from dcpbench.analysis.comparison import code_changes
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.core.cell_key import digest_of
 from dcpbench.records.store import append_row, write_json
 from report.sweeps import Terminal
-from support.commands import main
 from support.rows import row
 
+Made = Callable[..., Path]
 PARALLELISMS = ("ddp", "fsdp", "hsdp", "fsdp2")
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Callable[..., Path]:
+def sweep(tmp_path: Path) -> Made:
     def made(name: str, *rows: Any, **environment: object) -> Path:
         (tmp_path / name).mkdir()
         for item in rows:
@@ -63,23 +63,16 @@ def measured(
     ]
 
 
-def compared(*words: object) -> int:
-    return main(["compare", *map(str, words)])
-
-
-def lines(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
-    assert compared(*words, "--format", "json") == 0
-    told: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+def lines(command: Command, *words: object) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = command("compare", *words, "--format", "json").json()
     return told
 
 
-def statuses(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
-    return [line for line in lines(capsys, *words) if line["metric"] == "status"]
+def statuses(command: Command, *words: object) -> list[dict[str, Any]]:
+    return [line for line in lines(command, *words) if line["metric"] == "status"]
 
 
-def test_statuses_are_matched_by_axes_and_come_first(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_statuses_are_matched_by_axes_and_come_first(sweep: Made, command: Command) -> None:
     old = sweep(
         "old", asked("ddp"), asked("fsdp", status="fail"), asked("hsdp"), asked("none"), torch="2.11.0"
     )
@@ -91,7 +84,7 @@ def test_statuses_are_matched_by_axes_and_come_first(
         asked("none"),
         torch="2.13.0",
     )
-    told = {line["parallel"]: line["verdict"] for line in statuses(capsys, old, new)}
+    told = {line["parallel"]: line["verdict"] for line in statuses(command, old, new)}
     assert told == {
         "ddp": "newly failing",
         "fsdp": "newly passing",
@@ -99,15 +92,14 @@ def test_statuses_are_matched_by_axes_and_come_first(
         "fsdp2": "new",
         "none": "same",
     }
-    assert compared(old, new) == 0
-    said = capsys.readouterr().out
+    said = command("compare", old, new).out
     places = [said.index(part) for part in ("2.11.0", "newly failing", "newly passing", "save_s")]
     assert places == sorted(places), "environment, verdicts, costs"
     assert "rank 1 was killed by SIGKILL in save" in said
     assert "again: dcpbench run parallel=ddp" in said
 
 
-def test_repeats_are_runs_of_one_cell(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeats_are_runs_of_one_cell(sweep: Made, command: Command) -> None:
     def runs(*statuses: str) -> list[Any]:
         return [
             row(status=status, repeat=repeat, overrides=f"parallel=ddp repeat={repeat}")
@@ -115,38 +107,34 @@ def test_repeats_are_runs_of_one_cell(sweep: Callable[..., Path], capsys: pytest
         ]
 
     old, new = sweep("old", *runs("pass", "pass")), sweep("new", *runs("pass", "fail", "pass"))
-    (status,) = statuses(capsys, old, new)
+    (status,) = statuses(command, old, new)
     assert (status["verdict"], status["old"], status["new"]) == ("flaky", "pass", "2 pass, 1 fail")
 
 
-def test_fail_on_sets_the_exit_status(sweep: Callable[..., Path]) -> None:
+def test_fail_on_sets_the_exit_status(sweep: Made, command: Command) -> None:
     old, new = sweep("old", asked("ddp")), sweep("new", asked("ddp", status="fail"))
     for fail_on in ("regressions,newly-failing", "failing"):
-        assert compared(old, new, "--fail-on", fail_on) == 1
-    assert compared(old, new, "--fail-on", "vanished,regressions") == 0
-    assert compared(old, old, "--fail-on", "newly-failing,regressions,vanished,failing") == 0
+        command("compare", old, new, "--fail-on", fail_on, status=1)
+    command("compare", old, new, "--fail-on", "vanished,regressions")
+    command("compare", old, old, "--fail-on", "newly-failing,regressions,vanished,failing")
 
 
 @pytest.mark.slow
-def test_shared_slowdowns_are_found_and_named(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shared_slowdowns_are_found_and_named(sweep: Made, command: Command) -> None:
     old, new = sweep("old", *measured(1)), sweep("new", *measured(2, slower=1.15))
     called = {
         (line["metric"], line["name"] or line["parallel"])
-        for line in lines(capsys, old, new)
+        for line in lines(command, old, new)
         if line["verdict"] in ("slower", "faster")
     }
     assert ("save_s", "parallel=fsdp") in called
     assert {name for _, name in called} <= {"parallel=fsdp", "fsdp"}
     assert {metric for metric, _ in called} <= {"save_s", "save_stall_s"}
-    assert compared(old, new, "--fail-on", "regressions") == 1
-    assert compared(new, old, "--fail-on", "regressions") == 0, "faster is none"
+    command("compare", old, new, "--fail-on", "regressions", status=1)
+    command("compare", new, old, "--fail-on", "regressions")
 
 
-def test_times_of_shared_gpus_stay_apart(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_times_of_shared_gpus_stay_apart(sweep: Made, command: Command) -> None:
     apart, shared = {"ranks_per_gpu": 1, "backend": "nccl"}, {"ranks_per_gpu": 4, "backend": "nccl"}
     old, own = sweep("old", *measured(1)), sweep("own", *measured(2, slower=2, **apart))
     four, gloo = (
@@ -156,7 +144,7 @@ def test_times_of_shared_gpus_stay_apart(
     again = sweep("again", *measured(2, slower=2, **shared))
 
     def verdicts(one: Path, other: Path) -> set[str]:
-        told = lines(capsys, one, other, "--metric", "save_s")
+        told = lines(command, one, other, "--metric", "save_s")
         assert all(line["old"] == line["new"] for line in told if line["metric"] == "status"), "are compared"
         return {line["verdict"] for line in told if line["metric"] == "save_s"}
 
@@ -165,9 +153,7 @@ def test_times_of_shared_gpus_stay_apart(
     assert "slower" in verdicts(four, again)
 
 
-def test_costs_of_all_that_a_cell_does_need_the_same_training(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_costs_of_all_that_a_cell_does_need_the_same_training(sweep: Made, command: Command) -> None:
     shared = {"training_from": "another"}
     own = sweep("own", *measured(1, cell_s=4.0, verify_s=2.0, peak_host_bytes=400))
     less = {"cell_s": 1.0, "verify_s": 0.5, "peak_host_bytes": 100}
@@ -177,7 +163,7 @@ def test_costs_of_all_that_a_cell_does_need_the_same_training(
     )
 
     def verdicts(one: Path, other: Path) -> dict[str, set[str]]:
-        told = lines(capsys, one, other, "--metric", ",".join([*less, "save_s"]))
+        told = lines(command, one, other, "--metric", ",".join([*less, "save_s"]))
         return {
             name: {line["verdict"] for line in told if line["metric"] == name} for name in (*less, "save_s")
         }
@@ -190,23 +176,19 @@ def test_costs_of_all_that_a_cell_does_need_the_same_training(
 
 
 @pytest.mark.slow
-def test_equal_sweeps_cause_no_false_alarms(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_sweeps_cause_no_false_alarms(sweep: Made, command: Command) -> None:
     folders = [sweep(f"s{seed}", *measured(seed, noise=0.05)) for seed in range(8)]
     false = [
         line
         for old, new in itertools.pairwise(folders)
-        for line in lines(capsys, old, new)
+        for line in lines(command, old, new)
         if line["verdict"] in ("slower", "faster", "larger", "smaller")
     ]
     assert false == []
 
 
 @pytest.mark.slow
-def test_earlier_sweeps_measure_the_drift(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_earlier_sweeps_measure_the_drift(sweep: Made, command: Command, tmp_path: Path) -> None:
     """Every complete night is up to 8 % off: one slower night proves nothing."""
 
     def night(name: str, seed: int, offset: float) -> Path:
@@ -218,36 +200,36 @@ def test_earlier_sweeps_measure_the_drift(
     last, tonight = night("6", 6, 0.98), night("7", 7, 1.08)
 
     def said(new: Path, *words: object) -> str:
-        told = lines(capsys, last, new, "--metric", "save_s", *words)
+        told = lines(command, last, new, "--metric", "save_s", *words)
         (whole,) = (one for one in told if one["metric"] == "save_s" and one["level"] == "all")
         return str(whole["verdict"])
 
     assert said(tonight) == "slower"
     each = [word for number in range(6) for word in ("--earlier", tmp_path / "nights" / str(number))]
     assert said(tonight, *each) == "unclear"
-    assert lines(capsys, last, tonight, *each) == lines(
-        capsys, last, tonight, "--earlier", tmp_path / "nights"
+    assert lines(command, last, tonight, *each) == lines(
+        command, last, tonight, "--earlier", tmp_path / "nights"
     ), "of a folder of nights, those that are compared are none before"
     assert said(night("8", 8, 1.6), *each) == "slower"
 
 
-def test_statuses_are_compared_with_the_old_sweep(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_statuses_are_compared_with_the_old_sweep(sweep: Made, command: Command) -> None:
     before = sweep("before", asked("ddp", status="fail", reason="then"))
     old, new = sweep("old", asked("ddp")), sweep("new", asked("ddp", status="fail", reason="now"))
-    (line,) = statuses(capsys, old, new, "--earlier", before)
+    (line,) = statuses(command, old, new, "--earlier", before)
     assert (line["verdict"], line["old"], line["new"]) == ("newly failing", "pass", "fail")
 
 
-def test_compared_costs_fit_the_terminal(sweep: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compared_costs_fit_the_terminal(
+    sweep: Made, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = sweep("old", *measured(1)), sweep("new", *measured(2, slower=1.15))
     for width, detectable in (80, "in this terminal: smallest detectable"), (120, "smallest\n"):
         for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
             monkeypatch.setenv(name, value)
         terminal = Terminal()
         monkeypatch.setattr(sys, "stdout", terminal)
-        assert compared(old, new) == 0
+        command("compare", old, new)
         said = re.sub(r" +\n", "\n", Text.from_ansi(terminal.getvalue()).plain)
         assert max(map(len, said.splitlines())) <= width
         assert detectable in said
@@ -255,33 +237,25 @@ def test_compared_costs_fit_the_terminal(sweep: Callable[..., Path], monkeypatch
 
 
 @pytest.mark.slow
-def test_too_few_runs_are_not_judged(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_runs_are_not_judged(sweep: Made, command: Command) -> None:
     old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", save_s=9.0))
-    verdicts = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "save_s"}
+    verdicts = {line["verdict"] for line in lines(command, old, new) if line["metric"] == "save_s"}
     assert verdicts == {"too few runs"}
-    assert compared(old, new) == 0
-    assert "1 on one side, and at least 3 are needed" in capsys.readouterr().out
+    assert "1 on one side, and at least 3 are needed" in command("compare", old, new).out
 
 
-def test_failures_are_explained_and_cost_nothing(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_are_explained_and_cost_nothing(sweep: Made, command: Command) -> None:
     broken = {"status": "fail", "reason": "extra_equal: x", "extra_equal": False, "save_s": 1.0}
     old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", **broken))
-    assert compared(old, new, "--fail-on", "regressions") == 0
-    said = capsys.readouterr().out.splitlines()
+    said = command("compare", old, new, "--fail-on", "regressions").out.splitlines()
     assert said[said.index("1 of 1 cell changed: 1 newly failing") - 2].startswith("    likely: Other state")
     assert said[-1] == "No costs are compared: no cell passed on both sides."
 
 
-def test_sweeps_without_common_cells_say_why(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweeps_without_common_cells_say_why(sweep: Made, command: Command) -> None:
     old, new = sweep("old", asked("ddp", model="even")), sweep("new", asked("ddp", model="uneven"))
-    assert compared(old, new) == 0
-    assert "they differ in model (even before, uneven now)" in capsys.readouterr().out
-    assert compared(old, new, "--ignore", "model") == 0
-    assert "0 of 1 cell changed" in capsys.readouterr().out
+    assert "they differ in model (even before, uneven now)" in command("compare", old, new).out
+    assert "0 of 1 cell changed" in command("compare", old, new, "--ignore", "model").out
 
 
 @pytest.mark.parametrize(
@@ -291,24 +265,17 @@ def test_sweeps_without_common_cells_say_why(
         (["--metric", "status"], "status is not a metric; choose one of save_s"),
     ],
 )
-def test_compare_errors_are_one_line(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], words: list[str], told: str
-) -> None:
+def test_compare_errors_are_one_line(sweep: Made, command: Command, words: list[str], told: str) -> None:
     old = sweep("old", asked("ddp"))
-    assert compared(old, old, *words) == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert said.count("\n") == 1
+    assert told in command("compare", old, old, *words, status=2).refusal()
 
 
-def test_every_sweep_is_compared_with_the_first(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_every_sweep_is_compared_with_the_first(sweep: Made, command: Command, tmp_path: Path) -> None:
     old = sweep("old", asked("ddp"))
     others = [sweep("well", asked("ddp")), sweep("broken", asked("ddp", status="fail"))]
-    told = {line["against"]: line["verdict"] for line in statuses(capsys, old, *others)}
+    told = {line["against"]: line["verdict"] for line in statuses(command, old, *others)}
     assert told == {"well": "same", "broken": "newly failing"}
-    assert compared(old, *others, "-o", tmp_path / "said.md") == 0
+    command("compare", old, *others, "-o", tmp_path / "said.md")
     assert "newly failing" in (tmp_path / "said.md").read_text()
 
 
@@ -322,44 +289,31 @@ def edited(sizes: str, seed: int, **columns: Any) -> list[Any]:
     ]
 
 
-def test_edited_configurations_are_not_compared(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_edited_configurations_are_not_compared(sweep: Made, command: Command, tmp_path: Path) -> None:
     """The axes and the overrides are the same: only the complete configuration is not."""
     old = sweep("old", *edited("[3, 4]", 1))
     slow = edited("[3, 8]", 2, offset=2.0, checkpoint_bytes=9)
     new = sweep("new", *edited("[3, 4]", 3)[:2], *slow[2:8], *edited("[3, 4]", 3)[8:])
-    told = lines(capsys, old, sweep("all", *slow))
+    told = lines(command, old, sweep("all", *slow))
     assert {line["verdict"] for line in told} == {"other configuration"}
     keys = [line for line in told if line["metric"] == "configuration"]
     assert len(keys) == 8
     assert {(line["name"], line["old"], line["new"]) for line in keys} == {
         ("model.options.sizes", "[3, 4]", "[3, 8]")
     }
-    assert compared(old, tmp_path / "all", "--fail-on", "other-configuration") == 1
-    assert compared(old, tmp_path / "all", "--fail-on", "regressions,newly-failing,new,vanished") == 0
-    text = capsys.readouterr().out
+    compare = ("compare", old, tmp_path / "all")
+    command(*compare, "--fail-on", "other-configuration", status=1)
+    text = command(*compare, "--fail-on", "regressions,newly-failing,new,vanished").out
     assert "The environments are the same; configurations are not, see below." in text
     assert "model.options.sizes  [3, 4] → [3, 8]  8" in text
     assert "8 cells with another configuration" in text
-    assert compared(old, tmp_path / "all", "--format", "markdown") == 0
-    assert "model.options.sizes | \\[3, 4\\] → \\[3, 8\\] | 8 |" in capsys.readouterr().out
-    assert compared(old, tmp_path / "all", "--ignore", "model.options.sizes", "--fail-on", "regressions") == 1
+    command(*compare, "--ignore", "model.options.sizes", "--fail-on", "regressions", status=1)
     failed = sweep("failed", *edited("[3, 8]", 2, status="fail", reason="model_equal: rank 1"))
-    assert compared(old, failed, "--fail-on", "newly-failing") == 0
-    assert compared(old, failed, "--fail-on", "failing") == 1
-    text = capsys.readouterr().out
+    command("compare", old, failed, "--fail-on", "newly-failing")
+    text = command("compare", old, failed, "--fail-on", "failing", status=1).out
     assert "other configuration parallel=ddp save=sync (and 7 more like it): model_equal: rank 1" in text
-    assert text.count("again: ") == 2, "identical failures of a comparison are grouped"
-    assert {line["verdict"] for line in statuses(capsys, old, new)} == {"same", "other configuration"}
-
-
-def test_how_run_keys_do_not_change_the_cell(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = sweep("old", row(overrides="parallel=ddp sharing=none saves=2 timeouts.cell_s=9"))
-    new = sweep("new", row(overrides="experiment=nightly saves=2 parallel=ddp"))
-    assert [line["verdict"] for line in statuses(capsys, old, new)] == ["same"]
+    assert text.count("again: ") == 1, "identical failures of a comparison are grouped"
+    assert {line["verdict"] for line in statuses(command, old, new)} == {"same", "other configuration"}
 
 
 A, B = "a" * 40, "b" * 40
@@ -373,7 +327,7 @@ def gpt(commit: str, **files: str) -> dict[str, Any]:
     }
 
 
-def test_changed_code_is_named(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_code_is_named(sweep: Made, command: Command) -> None:
     """The user's with its files and commits, and dcpbench's."""
     known = {"torch": "2.13", "target_commit": A}
     ours = {"dcpbench": {"commit": A, "digest": "0", "files": {}}}
@@ -381,14 +335,12 @@ def test_changed_code_is_named(sweep: Callable[..., Path], capsys: pytest.Captur
     new = sweep("new", row(), **known, code={**ours, "my_gpt": gpt(f"{A}-dirty", my_gpt="2")})
     other = {"my_gpt": gpt(B, my_gpt="3", more="4"), "dcpbench": {"commit": B, "digest": "1"}}
     newer = sweep("newer", row(), torch="2.13", target_commit=B, dcpbench_commit=B, code=other)
-    assert compared(old, new, newer, "--format", "markdown") == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(command("compare", old, new, newer, "--format", "markdown").out.split())
     assert f"new: your code changed: my_gpt.py (commit {A[:12]}, now with uncommitted changes)." in text
     assert f"newer: your code changed: more.py (new), my_gpt.py (commit {A[:12]}, now {B[:12]})." in text
     assert f"newer: the code of dcpbench changed (commit {A[:12]}, now {B[:12]})." in text
     assert f"dcpbench commit | - | - | {B[:12]}" in text
-    assert compared(old, old) == 0
-    assert "The environments are the same." in capsys.readouterr().out
+    assert "The environments are the same." in command("compare", old, old).out
     # A folder of sweeps that differ among themselves is compared as a whole.
     sides = [read_sweeps([old, new]), read_sweeps([new, old]), read_sweeps([newer])]
     assert code_changes(sides[0], sides[1]) == []

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import Command
 from dcpbench.analysis.cell_identity import add_cell_keys, identity_keys, names_of_cells
 from dcpbench.analysis.frame import dtypes, plain_rows, short_names
 from dcpbench.records.row import columns
@@ -23,7 +24,6 @@ from dcpbench.report.page import page
 from dcpbench.report.show import report_content
 from dcpbench.report.tables import summary
 from report.sweeps import cell, folder_of_lines, folder_with, line
-from support.commands import main
 
 
 def test_frame_is_tidy_and_typed(tmp_path: Path) -> None:
@@ -140,15 +140,13 @@ def test_duplicate_cells_are_shown_twice(tmp_path: Path) -> None:
     assert [*report_content(sweeps).sections[0].table["runs"]] == ["2", "1"]
 
 
-def test_damaged_lines_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_lines_are_summarized(tmp_path: Path, command: Command) -> None:
     folder = folder_of_lines(tmp_path / "s", [line(), *[b"?\n"] * 100])
-    assert main([str(folder)]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = command(folder).out.splitlines()
     assert len([sentence for sentence in said if "not JSON: " in sentence]) == 5
     assert "and 95 more damaged lines" in said
     assert len(first_sentences(["?"] * 6)) == 6
-    assert main([str(folder), "--format", "csv"]) == 0
-    shown = capsys.readouterr()
+    shown = command(folder, "--format", "csv")
     assert len(shown.out.splitlines()) == 2
     assert len(shown.err.splitlines()) == 6, "where there is no place for them, they are told beside"
 
@@ -170,7 +168,7 @@ def test_broken_environments_are_reported(tmp_path: Path, environment: bytes, to
     assert len(sweeps.frame) == 1
 
 
-def test_places_without_sweeps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_without_sweeps_are_refused(tmp_path: Path, command: Command) -> None:
     sweep = folder_with(tmp_path / "in" / "sweep", cell())
     nothing = tmp_path / "nothing"
     nothing.mkdir()
@@ -183,14 +181,9 @@ def test_places_without_sweeps_are_refused(tmp_path: Path, capsys: pytest.Captur
         (sweep / "results.jsonl", f"a file, not the folder of a sweep: try {sweep}"),
         (unreadable, "Is a directory"),
     ]:
-        assert main([str(place)]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert told in said.err
-        assert len(said.err.splitlines()) == 1
+        assert told in command(place, status=2).refusal()
     shutil.move(unreadable, tmp_path / "in")
-    assert main([str(tmp_path / "in")]) == 0
-    assert "Is a directory" in capsys.readouterr().out, "what can be shown is shown"
+    assert "Is a directory" in command(tmp_path / "in").out, "what can be shown is shown"
 
 
 NO_NAME = "Expecting property name enclosed in double quotes: line 2 column 1 (char 2)"
@@ -209,15 +202,14 @@ NO_NAME = "Expecting property name enclosed in double quotes: line 2 column 1 (c
     ],
 )
 def test_report_without_rows_exits_with_2(
-    lines: list[bytes], begun: bool, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: list[bytes], begun: bool, told: str, tmp_path: Path, command: Command
 ) -> None:
     folder = folder_of_lines(tmp_path / "s", lines)
     if begun:
         (folder / "sweep.json").write_text('{"arguments": [], "cells": {"a": [], "b": []}}')
     for options in ([], ["--format", "csv"], ["--where", "status=pass"]):
-        assert main([str(folder), *options]) == 2
-        said = capsys.readouterr()
-        assert (said.out, said.err) == ("", f"dcpbench: {folder}: no row yet{told.format(folder=folder)}\n")
+        line = f"dcpbench: {folder}: no row yet{told.format(folder=folder)}\n"
+        assert command(folder, *options, status=2).refusal() == line
     assert not (folder / "report.html").exists()
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from rich.text import Text
 
+from conftest import Command
 from dcpbench.analysis.cell_history import KINDS, CellHistory, History, group_by_display, history
 from dcpbench.analysis.frame import Sweeps, read_sweeps
 from dcpbench.records.row import Row
-from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
+from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.document import render
 from dcpbench.report.history import contents, default_metrics, sparkline, strip_length
 from report.sweeps import Terminal, cell, folder_with
-from support.commands import main
 
 NIGHTS = 24
 METRICS = default_metrics()
@@ -65,11 +65,6 @@ def letters(history_of: CellHistory) -> str:
     return "".join(KINDS[kind].letter for kind in history_of.kinds)
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
-    assert main(["history", *map(str, arguments)]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
 def test_times_of_shared_gpus_stay_apart(tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     for number in range(12):
@@ -82,8 +77,8 @@ def test_times_of_shared_gpus_stay_apart(tmp_path: Path) -> None:
         assert cost.changes == []
 
 
-def test_newest_changes_come_first(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, nights)
+def test_newest_changes_come_first(nights: Path, command: Command) -> None:
+    lines = command("history", nights).out.splitlines()
     assert lines[0] == "24 sweeps, 2026-10-01 to 2026-10-24"
     newest = "The newest, night-23, dcpbench abc00160 → abc00170, torch 2.14.0"
     assert lines[1] == f"{newest}: 2 of 3 cells as expected"
@@ -99,10 +94,10 @@ def test_newest_changes_come_first(nights: Path, capsys: pytest.CaptureFixture[s
     assert "since night-12, dcpbench abc000b0 → abc000c0, torch 2.13.0 → 2.14.0, 0." in text
     assert "parallel=hsdp" not in lines
     assert "1 cell unchanged and ok, with steady costs: 1 pass (--all lists them)" in lines
-    assert "parallel=hsdp" in shown(capsys, nights, "--all")
+    assert "parallel=hsdp" in command("history", nights, "--all").out.splitlines()
 
 
-def test_commit_is_that_of_the_users_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commit_is_that_of_the_users_targets(tmp_path: Path, command: Command) -> None:
     """dcpbench's is named so, where there is no target or it changed too."""
     yours = {"target_commit": "1" * 40}, {"target_commit": f"{'2' * 40}-dirty, gpt 1.1"}
     both = cell("ddp", target_commit="2" * 40 + "-dirty"), cell("fsdp", target_commit="gpt 1.1"), cell("hsdp")
@@ -111,36 +106,34 @@ def test_commit_is_that_of_the_users_targets(tmp_path: Path, capsys: pytest.Capt
     night(tmp_path, 2, cell("ddp", status="fail", reason="wrong", **yours[1]))
     path = tmp_path / "night-02/results.jsonl"
     path.write_text(path.read_text().replace("abc00020", "abc00010"))
-    lines = shown(capsys, tmp_path)
+    lines = command("history", tmp_path).out.splitlines()
     commit = "commit 22222222-dirty, gpt 1.1"
     assert lines[1].startswith(f"The newest, night-02, {commit}, torch 2.13.0: 0 of 1 cells")
     assert any(f"pass to fail since night-02, {commit}, torch 2.13.0; wrong" in line for line in lines)
     last = "last in night-01, commit 11111111 → 22222222-dirty, gpt 1.1, dcpbench abc00000 → abc00010, torch"
     assert any(f"2 cells not in the newest sweep, {last}" in line for line in lines)
-    told = json.loads("\n".join(shown(capsys, tmp_path, "--format", "json")))["sweeps"]
+    told = command("history", tmp_path, "--format", "json").json()["sweeps"]
     assert [one["target_commit"] for one in told] == ["1" * 40, *[yours[1]["target_commit"]] * 2]
 
 
-def test_reason_is_printed_once_a_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reason_is_printed_once_a_kind(tmp_path: Path, command: Command) -> None:
     for number in range(2):
         reasons = {"ddp": "lost 1 of 3", "fsdp": "lost 2 of 3", "hsdp": "another"} if number else {}
         ends = {name: {"status": "fail", "reason": reason} for name, reason in reasons.items()}
         night(tmp_path, number, *(cell(name, **ends.get(name, {})) for name in ("ddp", "fsdp", "hsdp")))
-    assert main(["history", str(tmp_path)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(command("history", tmp_path).lines)
     assert (text.count("lost 1 of 3"), text.count("another"), text.count("reason as above")) == (1, 1, 1)
     assert "lost 2 of 3" not in text
 
 
-def test_earlier_changes_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_earlier_changes_are_summarized(tmp_path: Path, command: Command) -> None:
     for number in range(12):
         status = "error" if number == 2 else "pass"
         night(tmp_path, number, cell("ddp", status=status), cell("fsdp"))
-    lines = shown(capsys, tmp_path)
+    lines = command("history", tmp_path).out.splitlines()
     assert "parallel=ddp" in lines
-    capsys.readouterr()
-    assert main(["history", str(tmp_path), "--format", "table", "--last", "6"]) == 0
-    assert "2 cells unchanged and ok" in capsys.readouterr().out
+    few = command("history", tmp_path, "--format", "table", "--last", "6").out
+    assert "2 cells unchanged and ok" in few
     many = [CellHistory("a", {}, (0, *[12] * 999), [])]
     assert group_by_display(many, 50)["earlier"] == many
 
@@ -191,17 +184,17 @@ def test_cells_are_matched_without_their_repeat(tmp_path: Path) -> None:
     assert max(name.count("width") for name in by_name(tmp_path)) == 20
 
 
-def test_one_sweep_is_not_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sweep_is_not_a_history(tmp_path: Path, command: Command) -> None:
     night(tmp_path, 0, cell(save_s=0.25))
-    lines = shown(capsys, tmp_path)
+    lines = command("history", tmp_path).out.splitlines()
     assert lines[4].split() == ["status", "P", "pass"]
     assert "One sweep: a history needs at least two in this folder." in lines
 
 
-def test_sweeps_without_a_common_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_without_a_common_cell(tmp_path: Path, command: Command) -> None:
     night(tmp_path, 0, cell("ddp"))
     night(tmp_path, 1, cell("fsdp"))
-    said = shown(capsys, tmp_path)
+    said = command("history", tmp_path).out.splitlines()
     assert any(line.startswith("No cell is in more than one sweep") for line in said)
     assert "1 cell not in the newest sweep, last in night-00, dcpbench abc00000, torch 2.13.0" in said
 
@@ -219,22 +212,19 @@ def test_history_errors_are_one_line(
     arguments: Sequence[str],
     told_of: str,
     nights: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(nights.parent)
     for name in ("empty", "without/rows"):
         Path(name).mkdir(parents=True, exist_ok=True)
     Path("without/rows", RESULTS_JSONL).touch()
-    assert main(["history", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert told_of in err
+    assert told_of in command("history", *arguments, status=2).refusal()
 
 
-def test_history_options_select_rows_and_costs(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_options_select_rows_and_costs(nights: Path, command: Command) -> None:
     asked = [nights, "--where", "parallel~dp", "--where", "sweep!=night-23", "--last", "5"]
-    said = json.loads("\n".join(shown(capsys, *asked, "--metric", "load_s,cell_s", "--format", "json")))
+    said = command("history", *asked, "--metric", "load_s,cell_s", "--format", "json").json()
     assert [sweep["name"] for sweep in said["sweeps"]] == [f"night-{n}" for n in range(18, 23)]
     assert {one["statuses"] for one in said["cells"]} == {"PPPPF", "PPPPP"}
     assert [list(one["costs"]) for one in said["cells"]] == [["load_s", "cell_s"]] * 3
@@ -242,11 +232,9 @@ def test_history_options_select_rows_and_costs(nights: Path, capsys: pytest.Capt
     assert said["cells"][0]["reason"].startswith("optim_equal")
 
 
-def test_history_is_written_to_a_file(
-    nights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_is_written_to_a_file(nights: Path, tmp_path: Path, command: Command) -> None:
     for suffix in ("md", "json"):
-        assert shown(capsys, nights, "-o", tmp_path / f"history.{suffix}") == []
+        assert command("history", nights, "-o", tmp_path / f"history.{suffix}").out.splitlines() == []
     written = (tmp_path / "history.md").read_text()
     assert (
         "| parallel=ddp | status | `PPPPPPPPPPPPPPPPPPPPPPFF` | fail | pass to fail since night-22" in written
@@ -276,7 +264,7 @@ def test_blocks_show_noise_small_and_gaps_blank() -> None:
     assert sparkline(np.array([np.nan])) == " "
 
 
-def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_configurations_are_new_cells(tmp_path: Path, command: Command) -> None:
     """Its costs are not a change of the cell before, and the edited key is named."""
     random = np.random.default_rng(4)
     for number in range(12):
@@ -284,7 +272,7 @@ def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.Capture
         config = {"parallel": "ddp", "model.options.sizes": "[3, 8]" if edited else "[3, 4]"}
         rows = [cell(config=config, config_digest=str(edited), **costs(random, 1.5 if edited else 1))]
         night(tmp_path, number, *rows, cell("fsdp", **costs(random)))
-    text = json.loads("\n".join(shown(capsys, tmp_path, "--format", "json")))
+    text = command("history", tmp_path, "--format", "json").json()
     assert [one["statuses"] for one in text["cells"]] == ["·" * 6 + "P" * 6, "P" * 6 + "·" * 6, "P" * 12]
     assert [one["costs"]["save_s"]["changes"] for one in text["cells"]] == [[], [], []]
     assert text["cells"][0]["reconfigured"] == {
@@ -292,32 +280,18 @@ def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.Capture
         "keys": {"model.options.sizes": ["[3, 4]", "[3, 8]"]},
     }
     assert [one["reconfigured"] for one in text["cells"][1:]] == [None, None]
-    lines = shown(capsys, tmp_path)
+    lines = command("history", tmp_path).out.splitlines()
     assert lines.count("parallel=ddp") == 1, "and the cell before is not reported"
     named = "other configuration since night-06, dcpbench abc00050 → abc00060, torch 2.13.0: "
     assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
     assert any(line.startswith("1 cell with a configuration that was replaced later") for line in lines)
-    assert "parallel=ddp (configuration until night-05)" in shown(capsys, tmp_path, "--all")
+    assert (
+        "parallel=ddp (configuration until night-05)"
+        in command("history", tmp_path, "--all").out.splitlines()
+    )
 
 
 def test_sweeps_are_ordered_by_their_start(tmp_path: Path) -> None:
     for folder, started_at in (("a", "2026-11-03"), ("b", "2026-11-01"), ("c", "2026-11-02")):
         folder_with(tmp_path / folder, cell(started_at=started_at))
     assert history(read_sweeps([tmp_path], details=False), METRICS).sweeps["name"].tolist() == ["b", "c", "a"]
-
-
-def test_damaged_sweeps_are_reported_and_skipped(tmp_path: Path) -> None:
-    for number in range(3):
-        sweep = night(tmp_path, number, cell("ddp", save_s=0.25), cell("fsdp", save_s=0.25, details={"a": 1}))
-        (sweep / DETAILS_JSONL).write_text("damaged, and not read\n")
-    with (tmp_path / "night-01" / RESULTS_JSONL).open("a") as rows:
-        rows.write("no row\n")
-    (tmp_path / "night-02" / RESULTS_JSONL).unlink()
-    (tmp_path / "night-02" / RESULTS_JSONL).symlink_to(tmp_path / "night-01" / RESULTS_JSONL)
-    rows = read_sweeps([tmp_path], details=False)
-    assert [remark.partition(": ")[0] for remark in rows.left_out] == [
-        f"{tmp_path / 'night-01' / RESULTS_JSONL}:3",
-        f"{tmp_path / 'night-02'}",
-    ]
-    cells = history(rows, METRICS).cells
-    assert [one.costs[0].medians.tolist() for one in cells] == [[0.25, 0.25]] * 2

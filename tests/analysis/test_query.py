@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import Command
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.analysis.query import QueryError, parse_condition, select_rows
 from dcpbench.records.row import Row, columns
 from report.sweeps import cell, folder_with
-from support.commands import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -62,15 +62,10 @@ def test_conditions_select_rows(tmp_path: Path, asked: str, cells: list[str]) ->
         ("__class__=1", "no column '__class__'"),
     ],
 )
-def test_invalid_conditions_are_refused(
-    tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_conditions_are_refused(tmp_path: Path, asked: str, told: str, command: Command) -> None:
     with pytest.raises(QueryError):
         parse_condition(asked)
-    assert main([str(tmp_path), "--where", asked]) == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert len(said.splitlines()) == 1
+    assert told in command(tmp_path, "--where", asked, status=2).refusal()
 
 
 @pytest.mark.parametrize(
@@ -85,28 +80,21 @@ def test_invalid_conditions_are_refused(
         ("reason=nothing of the kind", "no row has that reason; choose one of rank 1"),
     ],
 )
-def test_texts_without_a_row_are_refused(
-    tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_without_a_row_are_refused(tmp_path: Path, asked: str, told: str, command: Command) -> None:
     sweep = folder_with(tmp_path / "s", cell(cell="a", reason="rank 1"), cell("fsdp", cell="b"))
-    assert main([str(sweep), "--where", asked]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert told in said.err
+    assert told in command(sweep, "--where", asked, status=2).refusal()
 
 
 @pytest.mark.parametrize("asked", ["status=fail", "save_s>1e9", "model!=x", "parallel~hsdp", "reason=null"])
 @pytest.mark.parametrize("format_", ["table", "csv"])
 def test_valid_conditions_without_rows_are_reported(
-    tmp_path: Path, asked: str, format_: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asked: str, format_: str, command: Command
 ) -> None:
     """Also with no row: then it says so."""
     sweep = folder_with(tmp_path / "s", cell(cell="a"), cell("fsdp", cell="b"))
-    assert main([str(sweep), "--where", asked, "--format", format_]) == 0
-    there = asked in ("model!=x", "reason=null")
-    assert capsys.readouterr().err == (
-        "" if there else "dcpbench: --where: none of 2 rows meets every condition\n"
-    )
+    has_rows = asked in ("model!=x", "reason=null")
+    none = "" if has_rows else "dcpbench: --where: none of 2 rows meets every condition\n"
+    assert command(sweep, "--where", asked, "--format", format_).err == none
 
 
 @cache

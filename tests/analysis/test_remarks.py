@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from conftest import Command
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.analysis.runs import failures, grouped_failures, remarks
@@ -16,7 +17,6 @@ from dcpbench.report.show import report_content
 from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
 from report.sweeps import cell, folder_with
-from support.commands import main
 from support.ends import reported as ended
 
 LISTED = KnownFailure("torn", torch=">=2", reason="torch tears; way out: none", link="docs/torn.md")
@@ -28,7 +28,7 @@ def mine(model: str, **values: Any) -> Any:
     return cell(model=model, overrides=f"workload.target={model}", cell=model, config=config, **values)
 
 
-def test_lost_numbers_of_a_pass_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_numbers_of_a_pass_are_named(tmp_path: Path, command: Command) -> None:
     lost = {
         "ranks": [{"in_no_state_dict": {"model.load": "8, resumed 2", "model.mean": "0.5, resumed 0.25"}}]
     }
@@ -43,8 +43,7 @@ def test_lost_numbers_of_a_pass_are_named(tmp_path: Path, capsys: pytest.Capture
     sweeps = read_sweeps([new])
     assert said in report_content(sweeps).more.splitlines()
     assert said in page(sweeps, "x")
-    main(["compare", str(old), str(new)])
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in " ".join(command("compare", old, new).lines)
 
 
 def test_known_failures_say_whose_they_are(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conftest import Command
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.records.row import Row
@@ -16,7 +17,6 @@ from dcpbench.report.show import write_reports
 from dcpbench.verdict.sentences import check_sentence
 from report.sweeps import folder_with
 from support.browser import Browser
-from support.commands import main
 from support.pages import all_statuses, cell, four_cells, many_axes, many_scenarios, write_page
 
 pytestmark = pytest.mark.browser
@@ -204,21 +204,21 @@ def test_cells_without_a_row_are_named(browser: Browser, tmp_path: Path) -> None
     assert browser.text("#ran") == "Ran dcpbench run parallel=ddp,fsdp"
 
 
-def test_page_is_made_of_rows_alone(browser: Browser, tmp_path: Path) -> None:
+def test_page_is_made_of_rows_alone(browser: Browser, command: Command, tmp_path: Path) -> None:
     """Without a `sweep.json`, as of a script, and again of several sweeps, whose names are an axis."""
     for number, name in enumerate("ab"):
         machine = {"torch": "2.13.0", "cpu_cores": 2 + number}
         folder = folder_with(tmp_path / name, *four_cells())
         (folder / "environment.json").write_text(json.dumps(machine))
     written = tmp_path / "a/report.html"
-    assert main(["report", str(tmp_path / "a"), "-o", str(written)]) == 0
+    command(tmp_path / "a", "-o", written)
     browser.open(written)
     assert browser.text("#verdict").startswith("8 runs of 4 cells, 1 not as expected: 1 fail")
     assert [one.get_attribute("data-axis") for one in browser.all("#axis-filters details")] == [
         "parallel",
         "save",
     ]
-    assert main(["report", str(tmp_path), "-o", str(tmp_path / "both.html")]) == 0
+    command(tmp_path, "-o", tmp_path / "both.html")
     browser.open(tmp_path / "both.html")
     assert browser.text("#verdict").startswith("16 runs of 8 cells, 2 not as expected: 2 fail")
     assert browser.all("#axis-filters details")[0].get_attribute("data-axis") == "sweep"
@@ -226,8 +226,7 @@ def test_page_is_made_of_rows_alone(browser: Browser, tmp_path: Path) -> None:
     browser.js("document.querySelector('#matrix .s-fail').click()")
     assert "sweep\na" in browser.text("#cell")
     assert "a/parallel=fsdp,save=async,repeat=1/rank0.log" in browser.text("#cell")
-    few = ["--where", "save=sync", "-o", str(tmp_path / "few.html")]
-    assert main(["report", str(tmp_path / "a"), *few]) == 0
+    command(tmp_path / "a", "--where", "save=sync", "-o", tmp_path / "few.html")
     browser.open(tmp_path / "few.html")
     assert browser.text("#shown") == "4 runs"
 

@@ -7,14 +7,13 @@ from unittest import mock
 
 import pytest
 
+from conftest import Command
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.cli import commands
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import load_plugins
 from dcpbench.report.page.data import page_data
 from report.sweeps import folder_of_lines, line
-from support.commands import main
 
 PLUGIN = """
 from dcpbench.core.checks import CheckSpec
@@ -35,9 +34,7 @@ plugin = Plugin(
 
 
 @pytest.fixture
-def report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., str]]:
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Iterator[Callable[..., str]]:
     """Return the output of a command, with the plug-in, about six equal sweeps of three cells with five runs
     each, and a seventh that waits longer and caches less."""
     (tmp_path / "queue_plugin.py").write_text(PLUGIN)
@@ -63,27 +60,21 @@ def report(
         ]
         folder_of_lines(tmp_path / f"nights/{number}", rows)
 
-    def run(*words: str) -> str:
-        assert main(words) == 0
-        printed = capsys.readouterr()
-        assert printed.err == ""
-        return printed.out
-
     with mock.patch.dict(CHECKS), mock.patch.dict(METRICS):
-        yield run
+        yield lambda *words: command(*words).out
 
 
 def test_plugin_columns_are_in_every_table(report: Callable[..., str], tmp_path: Path) -> None:
-    table = [row.split() for row in report("nights/6", "--format", "table").splitlines()]
+    table = [row.split() for row in report("report", "nights/6", "--format", "table").splitlines()]
     assert table[1] == ["parallel", "status", "checks", "queue_s", "hits"]
     assert table[2][1:] == ["fail", "failed:", "index_equal", "0.504", "51"]
-    csv = report("nights/6", "--format", "csv").splitlines()
+    csv = report("report", "nights/6", "--format", "csv").splitlines()
     assert {"queue_s", "hits", "index_equal"} <= set(csv[0].split(","))
     asked = ("--metric", "queue_s,hits", "--where", "index_equal=false", "--format", "table")
-    pivot = report("nights/6", *asked)
+    pivot = report("report", "nights/6", *asked)
     assert "queue_s by parallel: median in seconds" in pivot
     assert "hits by parallel: median ±" in pivot
-    assert "| queue_s | hits |" in report("nights/6", "--format", "markdown")
+    assert "| queue_s | hits |" in report("report", "nights/6", "--format", "markdown")
     load_plugins()
     of_page = page_data(read_sweeps([tmp_path / "nights/6"]), [], 4000)
     assert {"queue_s", "hits", "index_equal"} <= of_page.columns.keys()
@@ -126,14 +117,11 @@ def test_unusable_plugins_are_reported_in_one_line(
     why: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
 ) -> None:
     if text is not None:
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DCPBENCH_PLUGINS", name)
     with mock.patch.dict(CHECKS), mock.patch.dict(METRICS):
-        assert commands.main(["report", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith(f"dcpbench: plug-in{why}")
-    assert message.count("\n") == 1
+        assert command(tmp_path, status=2).refusal().startswith(f"dcpbench: plug-in{why}")

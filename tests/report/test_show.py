@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conftest import Command, Printed
 from dcpbench.analysis.frame import read_sweep, read_sweeps
 from dcpbench.analysis.runs import failures, rerun_command
 from dcpbench.records.row import columns
@@ -22,7 +22,6 @@ from dcpbench.report.page import page
 from dcpbench.report.show import MOST_CELLS, View, report_content, write_reports
 from dcpbench.report.tables import counts, detection, headline, pivot_axes, status_pivot, summary
 from report.sweeps import cell, folder_with
-from support.commands import main
 from support.rows import row
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,10 +45,6 @@ def matrix(tmp_path: Path) -> Path:
         for save in ("sync", "async")
     ]
     return folder_with(tmp_path / "matrix", *rows)
-
-
-def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
 def many(folder: Path, cells: int, **values: object) -> Path:
@@ -97,18 +92,15 @@ def test_runs_and_words_count_in_one_way(tmp_path: Path) -> None:
     ]
 
 
-def test_costs_table_needs_measured_times(
-    matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_costs_table_needs_measured_times(matrix: Path, tmp_path: Path, command: Command) -> None:
     without = many(tmp_path / "shared", 2, disk_bytes=20_817)
     for folder, times in ((matrix, True), (without, False)):
-        main([str(folder), "--rows", "parallel", "--columns", "status"])
-        assert ("costs: medians over cells, in seconds" in lines_of(capsys)) is times
-    main([str(without), "--rows", "parallel", "--metric", "disk_bytes"])
-    assert "ddp 20.3 ±0.0" in lines_of(capsys)
+        said = command(folder, "--rows", "parallel", "--columns", "status").lines
+        assert ("costs: medians over cells, in seconds" in said) is times
+    assert "ddp 20.3 ±0.0" in command(without, "--rows", "parallel", "--metric", "disk_bytes").lines
 
 
-def test_costs_are_medians_per_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_are_medians_per_model(tmp_path: Path, command: Command) -> None:
     sizes = {"small": 0.1, "large": 9.0}
     rows = [
         cell("ddp", repeat=repeat, model=model, seed=seed, save_s=size)
@@ -117,14 +109,12 @@ def test_costs_are_medians_per_model(tmp_path: Path, capsys: pytest.CaptureFixtu
         for repeat in range(2)
     ]
     folder = folder_with(tmp_path / "s", *rows)
-    main([str(folder), "--rows", "parallel", "--format", "table"])
-    said = lines_of(capsys)
+    said = command(folder, "--rows", "parallel", "--format", "table").lines
     assert said[said.index("parallel model cells save_s") + 1 :][:2] == [
         "ddp small 3 0.100",
         "ddp large 3 9.000",
     ]
-    main([str(folder), "--metric", "save_s,load_s", "--format", "table"])
-    said = lines_of(capsys)
+    said = command(folder, "--metric", "save_s,load_s", "--format", "table").lines
     assert said[7:9] == ["ddp small -", "ddp large -"], "a metric that was not measured has no median"
     assert said[1:4] == [
         "parallel model save_s",
@@ -193,10 +183,9 @@ def test_pivots_count_the_worst_first(tmp_path: Path) -> None:
 
 
 def test_pivots_have_any_axes_units_and_spread(
-    matrix: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    matrix: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main([str(matrix), "--metric", "save_s,checkpoint_bytes", "--format", "table"]) == 0
-    said = lines_of(capsys)
+    said = command(matrix, "--metric", "save_s,checkpoint_bytes", "--format", "table").lines
     assert said[0] == "save_s by parallel × save: median in seconds ± half the interquartile range of 3 rows"
     assert said[1:4] == [
         "parallel sync async",
@@ -205,15 +194,15 @@ def test_pivots_have_any_axes_units_and_spread(
     ]
     assert said[5].startswith("checkpoint_bytes by parallel × save: median in MiB")
     assert said[7] == "ddp 3.0 ±0.0 3.0 ±0.0"
-    assert main([str(matrix), "--rows", "save", "--columns", "parallel,repeat", "--format", "table"]) == 0
-    assert lines_of(capsys)[2:5] == [
+    by_save = ("--rows", "save", "--columns", "parallel,repeat", "--format", "table")
+    assert command(matrix, *by_save).lines[2:5] == [
         "save repeat=0 repeat=1 repeat=2 repeat=0 repeat=1 repeat=2",
         "sync pass pass pass pass pass pass",
         "async pass fail pass pass pass pass",
     ]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", printed := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-        assert main([str(matrix), "--metric", "save_s", "--format", "table"]) == 0
+        command(matrix, "--metric", "save_s", "--format", "table")
         printed.flush()
     assert b"save_s by parallel ? save" in printed.buffer.getvalue()  # type: ignore[attr-defined]
 
@@ -229,20 +218,16 @@ def test_pivots_have_any_axes_units_and_spread(
     ],
 )
 def test_bad_arguments_are_reported_in_one_line(
-    matrix: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    matrix: Path, arguments: list[str], told: str, command: Command
 ) -> None:
-    assert main([str(matrix), *arguments]) == 2
-    said = capsys.readouterr()
-    assert told in said.err
-    assert len(said.err.splitlines()) == 1
+    assert told in command(matrix, *arguments, status=2).refusal()
 
 
-def test_conditions_apply_to_every_format(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def shown(format_: str) -> str:
-        assert main([str(matrix), "--where", "status!=pass", "--format", format_]) == 0
-        return capsys.readouterr().out
+def test_conditions_apply_to_every_format(matrix: Path, command: Command) -> None:
+    def shown(format_: str) -> Printed:
+        return command(matrix, "--where", "status!=pass", "--format", format_)
 
-    (record,) = json.loads(shown("json"), parse_constant=lambda token: pytest.fail(token))
+    (record,) = shown("json").json()
     assert record["sweep"] == "matrix"
     assert (record["status"], record["compile"], record["repeat"], record["load_s"]) == (
         "fail",
@@ -250,25 +235,19 @@ def test_conditions_apply_to_every_format(matrix: Path, capsys: pytest.CaptureFi
         1,
         None,
     )
-    (line,) = csv.DictReader(io.StringIO(shown("csv")))
+    (line,) = csv.DictReader(io.StringIO(shown("csv").out))
     assert list(line) == list(record) == ["sweep", *columns()]
     assert (line["status"], line["compile"], line["load_s"]) == ("fail", "False", "")
-    assert "1 cell: 1 fail (1 of 12 rows)" in shown("table")
-    assert shown("markdown").startswith(
+    assert "1 cell: 1 fail (1 of 12 rows)" in shown("table").out
+    assert shown("markdown").out.startswith(
         "**all cells: parallel=ddp compile=false save=async**\n\n| status | checks |"
     )
-    assert "- **fail** `parallel=ddp`: `model_equal" in shown("markdown")
+    assert "- **fail** `parallel=ddp`: `model_equal" in shown("markdown").out
 
 
-def test_markdown_separates_counts_from_the_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(DOCS / "sample-sweep"), "--format", "markdown"]) == 0
-    assert "save=sync` (2 runs, and 3 more like it): `known failure" in capsys.readouterr().out
-
-
-def test_markdown_escapes_texts_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_escapes_texts_of_rows(tmp_path: Path, command: Command) -> None:
     folder = folder_with(tmp_path / "s", cell("a|b", status="fail", reason="`x`\n| <b> @all"))
-    main([str(folder), "--format", "markdown"])
-    said = capsys.readouterr().out
+    said = command(folder, "--format", "markdown").out
     assert "**all cells: parallel=a\\|b compile=false save=sync**" in said
     assert ": `` `x` | <b> @all ``<br>again: `dcpbench run 'parallel=a|b' save=sync`" in said
 
@@ -277,7 +256,7 @@ TORCH = "rank 1 in train: RuntimeError: Expected to have finished. " + "Words of
 
 
 @pytest.mark.parametrize("format_", ["table", "markdown"])
-def test_causes_follow_the_reason(tmp_path: Path, format_: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_causes_follow_the_reason(tmp_path: Path, format_: str, command: Command) -> None:
     """A long reason is cut at a word, and does not hide what helps."""
     reason = f"{TORCH}pass `find_unused_parameters=True`"
     rows = [
@@ -286,8 +265,8 @@ def test_causes_follow_the_reason(tmp_path: Path, format_: str, capsys: pytest.C
         cell("fsdp", "async", status="fail", reason="x", flags_equal=False),
         cell("fsdp", "async", 1, status="fail", reason="x", flags_equal=False),
     ]
-    main([str(folder_with(tmp_path / "s", *rows)), "--format", format_])
-    said = capsys.readouterr().out.replace("\\", "").replace("`", "")
+    said = command(folder_with(tmp_path / "s", *rows), "--format", format_).out
+    said = said.replace("\\", "").replace("`", "")
     assert said.count("use parallel=ddp_unused") == 1
     assert said.count("Flags, modes, gradients or hooks differ after the load") == 1
     assert re.search(r"(Words|of|torch\.) \.\.\. \(1,\d+ characters\)", said)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, run
+from conftest import ONE_STEP, Command, run
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, Mismatch, Place, Problem
 from dcpbench.core.notes import Note
@@ -15,7 +15,6 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.records.plain_values import plain_report
 from dcpbench.report.page.data import why_null
 from report.sweeps import Terminal, cell, folder_of_lines, folder_with
-from support.commands import main
 
 STEPS = [
     {
@@ -93,16 +92,9 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert main(["show", *map(str, words)]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out
-
-
-def test_cells_are_printed_in_full(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_are_printed_in_full(sweep: Path, command: Command) -> None:
     before = sorted(sweep.rglob("*"))
-    said = printed(capsys, sweep, "fsdp")
+    said = command("show", sweep, "fsdp").out
     sections: dict[str, list[str]] = {}
     for one in said.splitlines():
         if not one.startswith(" "):
@@ -152,10 +144,8 @@ def test_cells_are_printed_in_full(sweep: Path, capsys: pytest.CaptureFixture[st
         (["4"], "pass parallel=fsdp2 save=sync"),
     ],
 )
-def test_any_part_of_a_cell_chooses_it(
-    sweep: Path, words: list[str], chosen: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert printed(capsys, sweep, *words).startswith(f"{chosen}: ")
+def test_any_part_of_a_cell_chooses_it(sweep: Path, words: list[str], chosen: str, command: Command) -> None:
+    assert command("show", sweep, *words).out.startswith(f"{chosen}: ")
 
 
 @pytest.mark.parametrize(
@@ -170,52 +160,48 @@ def test_any_part_of_a_cell_chooses_it(
         (["7"], "7: no such cell; their numbers are 1 to 4"),
     ],
 )  # fmt: skip
-def test_unclear_cells_get_one_line(
-    sweep: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["show", str(sweep), *words]) == 2
-    assert capsys.readouterr() == ("", f"dcpbench: {message}\n")
+def test_unclear_cells_get_one_line(sweep: Path, words: list[str], message: str, command: Command) -> None:
+    assert command("show", sweep, *words, status=2).refusal() == f"dcpbench: {message}\n"
 
 
-def test_only_cells_need_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, folder_with(tmp_path / "s", cell("ddp"))).startswith("pass parallel=ddp: ")
-    assert main(["show", str(folder_of_lines(tmp_path / "empty", []))]) == 2
-    assert capsys.readouterr().err == f"dcpbench: {tmp_path / 'empty'}: no rows yet\n"
-    assert main(["show", str(tmp_path / "nowhere"), "ddp"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_only_cells_need_no_name(tmp_path: Path, command: Command) -> None:
+    assert command("show", folder_with(tmp_path / "s", cell("ddp"))).out.startswith("pass parallel=ddp: ")
+    empty = folder_of_lines(tmp_path / "empty", [])
+    assert command("show", empty, status=2).refusal() == f"dcpbench: {empty}: no rows yet\n"
+    assert command("show", tmp_path / "nowhere", "ddp", status=2).refusal()
 
 
-def test_a_cell_in_markdown_has_titles_and_tables(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = printed(capsys, sweep, "fsdp", "--format", "markdown").splitlines()
+def test_a_cell_in_markdown_has_titles_and_tables(sweep: Path, command: Command) -> None:
+    said = command("show", sweep, "fsdp", "--format", "markdown").out.splitlines()
     assert said[0] == "- fail parallel=fsdp save=async: a check failed"
     assert "**checks (resume failed)**" in said
     assert "| check | result | control caught | proves, if it passed |" in said
     assert said[-1] == "- `again: dcpbench run parallel=fsdp save=async repeat=1`"
 
 
-def test_json_is_the_row_with_its_cause(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = json.loads(printed(capsys, sweep, "fsdp", "--json"))
+def test_json_is_the_row_with_its_cause(sweep: Path, command: Command) -> None:
+    row = command("show", sweep, "fsdp", "--json").json()
     assert (row["repeat"], row["details"]["phases"], row["load_s"]) == (1, DETAILS["phases"], 0.5)
     assert row["causes"][0].startswith("State that no checkpoint contains")
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_lines_fit_a_terminal(
-    sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     """Words are not broken; the log and the command are one line each, to be copied."""
     for name, value in {"COLUMNS": str(width), "TERM": "xterm-256color", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     shown = Terminal()
     monkeypatch.setattr(sys, "stdout", shown)
-    assert main(["show", str(sweep), "fsdp"]) == 0
+    command("show", sweep, "fsdp")
     lines = shown.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
     assert max(len(one) for one in lines if not one.startswith(("log: ", "again: "))) <= width
     assert "loss_resume_equal" in shown.getvalue()
     assert "uninterrupted" in shown.getvalue()
 
 
-def test_texts_of_others_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_of_others_stay_text(tmp_path: Path, command: Command) -> None:
     nasty = "\x1b[2J[bold]\x00../../x"
     ranks = [{"losses": {nasty: [1.0]}, "resumed": {"9" * 5000: [1.0], "1": [nasty, None]}}, 7]
     seen = {"worst": [{"name": nasty}, 3], "control": [nasty], "mismatch_count": {nasty: nasty}}
@@ -227,8 +213,7 @@ def test_texts_of_others_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     details["log_tail"] = [nasty, 3]
     bad = cell(cell=nasty, status="fail", model_equal=False, reason=nasty, details=details, overrides=nasty)
-    assert main(["show", str(folder_with(tmp_path / "s", bad))]) == 0
-    said = capsys.readouterr().out
+    said = command("show", folder_with(tmp_path / "s", bad)).out
     assert "\x1b" not in said
     assert "\\x1b[2J[bold]\\x00../../x" in said
 
@@ -253,7 +238,7 @@ def build():
 
 
 @pytest.mark.slow
-def test_unused_parameters_name_their_parallelism(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_parameters_name_their_parallelism(tmp_path: Path, command: Command) -> None:
     """The message of torch that recognises them, in a real cell."""
     (tmp_path / "unused.py").write_text(UNUSED)
     asked = ("workload.target=unused.build", "parallel=ddp,ddp_unused", "saves=1", *ONE_STEP)
@@ -261,7 +246,7 @@ def test_unused_parameters_name_their_parallelism(tmp_path: Path, capsys: pytest
     row = ended.row(parallel="ddp")
     assert row["status"] == "error", row["reason"]
     assert "Expected to have finished reduction" in row["reason"]
-    assert "use parallel=ddp_unused" in " ".join(printed(capsys, tmp_path / "sweep", "ddp").split())
+    assert "use parallel=ddp_unused" in " ".join(command("show", tmp_path / "sweep", "ddp").lines)
     assert "use parallel=ddp_unused" in (tmp_path / "sweep" / "junit.xml").read_text()
     fixed = ended.row(parallel="ddp_unused")
     assert "find_unused_parameters" not in str(fixed["reason"])

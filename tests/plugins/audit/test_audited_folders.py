@@ -1,6 +1,5 @@
 """`dcpbench audit`: what it prints of checkpoints, and which one is the newest complete one of a run."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +8,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from support.commands import main, python
+from conftest import Command
+from support.commands import python
 
 DATA, METADATA = "__0_0.distcp", ".metadata"
 
@@ -22,23 +22,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def audit(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
-    status = main(["audit", *map(str, words)])
-    return status, *capsys.readouterr()
-
-
-def test_a_checkpoint_is_printed_with_its_keys(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = audit(capsys, "--json", saved)
-    (seen,) = json.loads(out)
-    assert (status, seen["state"], seen["because"], seen["findings"]) == (0, "complete", None, [])
+def test_a_checkpoint_is_printed_with_its_keys(saved: Path, command: Command) -> None:
+    (seen,) = command("audit", "--json", saved).json()
+    assert (seen["state"], seen["because"], seen["findings"]) == ("complete", None, [])
     assert seen["bytes"] == sum(item.stat().st_size for item in saved.iterdir())
     chunk = {"offsets": [0, 0], "sizes": [4, 6], "file": DATA}
     weight = {"dtype": "torch.float32", "shape": [4, 6], "chunks": [chunk]}
     assert seen["keys"]["model.weight"] == weight
     value = {"dtype": None, "shape": None, "chunks": [{"offsets": [], "sizes": [], "file": DATA}]}
     assert seen["keys"]["epoch"] == value
-    status, out, err = audit(capsys, saved)
-    assert (status, err) == (0, "")
+    out = command("audit", saved).out
     assert out.startswith(f"{saved}: complete\n")
     assert "2 tensors with 27 elements, 1 value\n" in out
     assert "model.bias    bfloat16  [3]          1" in out
@@ -51,16 +44,12 @@ def test_audit_does_not_import_torch(saved: Path) -> None:
     assert "| pandas\n" not in ended.stderr
 
 
-def test_other_files_are_listed_separately(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_listed_separately(saved: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(saved, tmp_path / "step-1")
     (tmp_path / "step-1/trainer").mkdir()
     (tmp_path / "step-1/trainer/config.json").write_text("{}")
-    assert json.loads(audit(capsys, "--json", tmp_path)[1])[0]["beside"] == ["trainer/config.json"]
-    status, out, _ = audit(capsys, tmp_path)
-    assert status == 0
-    assert "\n  2 B in 1 unreferenced file: trainer/config.json\n" in out
+    assert command("audit", "--json", tmp_path).json()[0]["beside"] == ["trainer/config.json"]
+    assert "\n  2 B in 1 unreferenced file: trainer/config.json\n" in command("audit", tmp_path).out
 
 
 @pytest.fixture
@@ -73,41 +62,34 @@ def six(saved: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_several_checkpoints_are_counted(six: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = audit(capsys, six)
+def test_several_checkpoints_are_counted(six: Path, command: Command) -> None:
+    out = command("audit", six, status=1).out
     *lines, last = out.splitlines()
-    assert status == 1
     states = [line.rpartition("/")[2].split(": ")[:2] for line in lines if line.startswith("/")]
     assert [name for name, _ in states] == [f"step-{number}" for number in range(6, 0, -1)]
     assert [state for _, state in states] == ["torn", *["complete"] * 3, "damaged", "complete"]
     assert last == "6 checkpoints: 4 complete, 1 damaged, 1 torn"
     assert "chunks" not in out, "with several, only their states are printed"
     torch.save({"step": 6}, six / "final.pt")
-    status, out, _ = audit(capsys, six / "step-1", six / "final.pt", "/nowhere")
-    assert (status, out.splitlines()[-1]) == (2, "1 checkpoint: 1 complete; not a checkpoint: 2 paths")
+    out = command("audit", six / "step-1", six / "final.pt", "/nowhere", status=2).out
+    assert out.splitlines()[-1] == "1 checkpoint: 1 complete; not a checkpoint: 2 paths"
 
 
-def test_bad_leaves_out_complete_checkpoints(six: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = audit(capsys, "--bad", six)
-    assert status == 1
+def test_bad_leaves_out_complete_checkpoints(six: Path, command: Command) -> None:
+    out = command("audit", "--bad", six, status=1).out
     assert [line.split(": ")[:2] for line in out.splitlines() if not line.startswith(" ")] == [
         [str(six / "step-6"), "torn"],
         [str(six / "step-2"), "damaged"],
         ["6 checkpoints", "4 complete, 1 damaged, 1 torn"],
     ]
-    assert [one["state"] for one in json.loads(audit(capsys, "--bad", "--json", six)[1])] == [
-        "torn",
-        "damaged",
-    ]
-    assert audit(capsys, "--bad", six / "step-1") == (0, "1 checkpoint: 1 complete\n", "")
+    bad = command("audit", "--bad", "--json", six, status=1).json()
+    assert [one["state"] for one in bad] == ["torn", "damaged"]
+    assert command("audit", "--bad", six / "step-1").out == "1 checkpoint: 1 complete\n"
     for option in ("--bad", "--all", "--json"):
-        status, _, err = audit(capsys, "--newest", option, six)
-        assert (status, "--newest prints one path" in err) == (2, True)
+        assert "--newest prints one path" in command("audit", "--newest", option, six, status=2).err
 
 
-def test_path_without_checkpoint_is_explained(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_path_without_checkpoint_is_explained(saved: Path, tmp_path: Path, command: Command) -> None:
     torch.save({"step": 7}, tmp_path / "final.pt")
     (tmp_path / "empty").mkdir()
     reasons = {
@@ -118,42 +100,37 @@ def test_path_without_checkpoint_is_explained(
         tmp_path / "empty": "no DCP or safetensors checkpoint here or in a folder below",
     }
     for path, reason in reasons.items():
-        status, out, _ = audit(capsys, path)
-        assert (status, out.startswith(f"{path}: {reason}\n")) == (2, True)
-        assert audit(capsys, "--newest", path) == (2, "", f"dcpbench: {path}: {reason}\n")
+        assert command("audit", path, status=2).out.startswith(f"{path}: {reason}\n")
+        newest = command("audit", "--newest", path, status=2)
+        assert newest.refusal() == f"dcpbench: {path}: {reason}\n"
 
 
-def test_checkpoints_of_sweeps_are_left_out(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_of_sweeps_are_left_out(saved: Path, tmp_path: Path, command: Command) -> None:
     sweep = tmp_path / "outputs/night"
     for folder in (tmp_path / "run/step-1", sweep / "parallel=ddp/checkpoints/step-2"):
         shutil.copytree(saved, folder)
     (sweep / "sweep.json").touch()
     (sweep / "environment.json").touch()
     for options in ([], ["--newest"]):
-        status, out, _ = audit(capsys, *options, tmp_path)
-        assert (status, "step-2" in out) == (0, False)
-        status, out, err = audit(capsys, *options, tmp_path / "outputs")
-        assert (status, "only sweeps of dcpbench; name one to audit it" in out + err) == (2, True)
+        assert "step-2" not in command("audit", *options, tmp_path).out
+        refused = command("audit", *options, tmp_path / "outputs", status=2)
+        assert "only sweeps of dcpbench; name one to audit it" in refused.out + refused.err
     for inside in (sweep, sweep / "parallel=ddp"):
-        assert "step-2" in audit(capsys, "--newest", inside)[1]
+        assert "step-2" in command("audit", "--newest", inside).out
 
 
-def test_newest_checkpoint_is_the_last_written(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newest_checkpoint_is_the_last_written(saved: Path, tmp_path: Path, command: Command) -> None:
     for number, name in enumerate(("step-10", "run/step-20", "run/step-30", "step-40")):
         shutil.copytree(saved, tmp_path / name)
         for item in (tmp_path / name).iterdir():
             os.utime(item, (1e9 + number, 1e9 + number))
     (tmp_path / "run/step-30" / DATA).unlink()
     (tmp_path / "step-40" / METADATA).unlink()
-    status, out, err = audit(capsys, "--newest", tmp_path)
-    assert (status, out) == (0, f"{tmp_path / 'run/step-20'}\n")
-    assert f"{tmp_path / 'step-40'}: torn" in err
-    assert f"{tmp_path / 'run/step-30'}: damaged: {DATA}: " in err
-    assert audit(capsys, "--newest", tmp_path / "run/step-30")[0] == 1
+    newest = command("audit", "--newest", tmp_path)
+    assert newest.out == f"{tmp_path / 'run/step-20'}\n"
+    assert f"{tmp_path / 'step-40'}: torn" in newest.err
+    assert f"{tmp_path / 'run/step-30'}: damaged: {DATA}: " in newest.err
+    command("audit", "--newest", tmp_path / "run/step-30", status=1)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +142,7 @@ def test_newest_checkpoint_is_the_last_written(
     ids=["torchtitan", "Lightning"],
 )
 def test_newest_checkpoint_has_the_highest_number(
-    names: tuple[str, ...], saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    names: tuple[str, ...], saved: Path, tmp_path: Path, command: Command
 ) -> None:
     """A copy of a folder has different times; the last checkpoint is still being written. A file is of zeros
     after a power loss; Lightning refuses a folder without `meta.pt`, though the part of DCP is complete."""
@@ -180,9 +157,8 @@ def test_newest_checkpoint_has_the_highest_number(
     (last / METADATA).rename(last / ".metadata.tmp")
 
     def found(*words: str) -> tuple[str, list[str]]:
-        status, out, err = audit(capsys, "--newest", *words, tmp_path)
-        assert status == 0
-        return out.strip(), err.splitlines()
+        newest = command("audit", "--newest", *words, tmp_path)
+        return newest.out.strip(), newest.err.splitlines()
 
     path, complaints = found("--beside", "meta.pt", "--data")
     assert (path, [line.partition(":")[2] for line in complaints]) == (
