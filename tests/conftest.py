@@ -72,6 +72,17 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let a worker of xdist fork its agents from those of this process."""
+    node.workerinput["agents"] = drivers.share()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Know where, in such a worker."""
+    drivers.shared = getattr(config, "workerinput", {}).get("agents")
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests that scripts/choose_tests.py has left out of `make test` are `extended`; a new test is not."""
     if item.nodeid in EXTENDED:

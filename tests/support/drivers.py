@@ -2,9 +2,10 @@
 
 `python -m dcpbench` imports Hydra, and the agent of its ranks torch and the compiler: four to six seconds of
 work for each of the many sweeps of the tests. One agent, kept for the whole test session, has all of it
-imported. A driver is forked from that agent, and its own agent from the driver. Pids, signals, the
-environment, the folder, the exit status and what is printed are those of a driver of a shell;
-only that modules are loaded already is not, and tests that are about imports start a python of their own.
+imported, and each worker of pytest forks its own from there. A driver is forked from the agent of a worker,
+and its own agent from the driver. Pids, signals, the environment, the folder, the exit status and what is
+printed are those of a driver of a shell; only that modules are loaded already is not, and tests about imports
+start a python of their own.
 """
 
 import faulthandler
@@ -14,14 +15,17 @@ import pickle
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from multiprocessing import Pipe, current_process
 from multiprocessing.connection import Connection
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -56,6 +60,8 @@ compiles = True
 """Whether the agents import the compiler too."""
 may_start = True
 """Whether the test that runs may start a driver, which takes seconds."""
+shared: str | None = None
+"""The socket of the process whose agents this one's are forked from; without one they start by themselves."""
 
 
 def environment(*places: Path, **variables: str) -> dict[str, str]:
@@ -78,12 +84,52 @@ def _agent(seed: str, *preloaded: str) -> Agent:
         imported[:] = [agents.PROBE, *rank_imports(compiles), *ours]
         return given
 
+    def begin() -> tuple[Connection, Any]:
+        if not shared:
+            return own._begin()
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(shared)
+            asking.send(pickle.dumps((seed, compiles)))
+            _, (door,), _, _ = socket.recv_fds(asking, 1, 1)
+        here, there = Pipe()
+        with there:
+            process = _fork_agent(_agent_behind(door), there, variables(), _PATH)
+        here.send((bytes(current_process().authkey), get_temp_dir(), sys.argv, imported))
+        return here, process
+
     imported = list[str]()
-    return agent_of(sys.executable, imported, variables)
+    own = agent_of(sys.executable, imported, variables)
+    return Agent(begin)
 
 
 first, restarted = _agent("0", "support.compile_once"), _agent("1")
 """The agents that fork drivers, and other processes, and the second interpreters of drivers."""
+
+
+@cache
+def share() -> str:
+    """Let other processes fork their agents from this one's; the socket for their `shared`."""
+
+    def serve() -> None:
+        global compiles
+        while True:
+            worker, _ = asked.accept()
+            with worker:
+                seed, compiles = pickle.loads(worker.recv(64))
+                agent = {"0": first, "1": restarted}[seed]
+                agent.start()
+                socket.send_fds(worker, [b"."], [agent._door.fileno()])
+
+    asked = socket.socket(socket.AF_UNIX)
+    asked.bind(path := f"{get_temp_dir()}/agents")
+    asked.listen()
+    threading.Thread(target=serve, daemon=True).start()
+    return path
+
+
+def _agent_behind(door: int) -> Agent:
+    """The agent of another process, by this descriptor of its connection."""
+    return Agent(lambda: (Connection(door), mock.Mock()))
 
 
 def cpu_seconds() -> float:
@@ -242,8 +288,7 @@ def _drive(
     from dcpbench.cli import engine
 
     if doors:
-        again = Agent(lambda: (Connection(doors[0].number), mock.Mock()))
-        engine.forked = partial(_forked_agent, again, engine.forked)
+        engine.forked = partial(_forked_agent, _agent_behind(doors[0].number), engine.forked)
     os.chdir(cwd)
     if prepare:
         prepare()
@@ -270,8 +315,7 @@ def _forked_agent(
         return start(python, door, variables, path)
     from dcpbench.executors import cleanup
 
-    passed = [Descriptor(number) for number in (door.fileno(), 1, 2)]
-    _, process = fork(_be_agent, str(Path.cwd()), dict(variables), [*path], passed=passed, agent=again)
+    process = _fork_agent(again, door, variables, path)
     descendants = cleanup._descendants
 
     def with_those_of_the_agent() -> list[psutil.Process]:
@@ -281,6 +325,12 @@ def _forked_agent(
 
     cleanup._descendants = with_those_of_the_agent
     return process
+
+
+def _fork_agent(of: Agent, door: Connection, variables: Mapping[str, str], path: Sequence[str]) -> Forked:
+    """Fork an agent from one that has imported everything."""
+    passed = [Descriptor(number) for number in (door.fileno(), 1, 2)]
+    return fork(_be_agent, str(Path.cwd()), dict(variables), [*path], passed=passed, agent=of)[1]
 
 
 def _be_agent(

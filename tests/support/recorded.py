@@ -61,6 +61,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     file = Path(os.environ[entered.FOLDER], f"{_WORKER}.map")
     file.write_bytes(bytes(Path(os.environ[entered.FOLDER], "map").stat().st_size))
     os.environ[entered.MAP] = str(file)
+    drivers.shared = None  # its agents would write to the file of another process
     entered.use(file)
 
 
