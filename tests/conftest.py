@@ -263,6 +263,12 @@ def selected(request: pytest.FixtureRequest, *names: str) -> list[Any]:
     return [*found]
 
 
+def in_make_test(request: pytest.FixtureRequest) -> bool:
+    """Return whether no selected test of this file is extended: its sweep then has fewer cells."""
+    mine = (item for item in request.session.items if item.path == request.path)
+    return not any(item.get_closest_marker("extended") for item in mine)
+
+
 def blocks(cells: Iterable[dict[str, Any]]) -> list[str]:
     """Return the words of a sweep of these cells, in which a value may be a list."""
     return [

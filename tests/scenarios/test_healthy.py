@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import Finished, blocks, cells_of, run, selected
+from conftest import Finished, blocks, cells_of, in_make_test, run, selected
 from support.notes import why_not
 
 pytestmark = pytest.mark.slow
@@ -10,8 +10,6 @@ pytestmark = pytest.mark.slow
 
 ALWAYS = ("adversarial", "random")
 """Blocks whose rows are checked one by one."""
-KEPT = (*ALWAYS, "halves")
-"""Blocks that `make test` runs under the last of their parallelisms."""
 BLOCKS = cells_of("healthy")
 
 
@@ -19,7 +17,7 @@ BLOCKS = cells_of("healthy")
 def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     asked = {*selected(request, "block"), *ALWAYS}
     cells = [cell for block, cell in BLOCKS.items() if block in asked]
-    if asked == {*KEPT}:
+    if in_make_test(request):
         cells = [{**cell, "parallel": cell["parallel"].rpartition(",")[2]} for cell in cells]
         cells.append({**BLOCKS["random"], "parallel": "ddp"})
     return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells))

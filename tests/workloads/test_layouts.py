@@ -9,7 +9,7 @@ from torch import nn
 from torch._C._distributed_c10d import _get_work_registry_size
 from torch.distributed.device_mesh import DeviceMesh
 
-from conftest import Finished, blocks, cells_of, run
+from conftest import Finished, blocks, cells_of, in_make_test, run
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.workloads.parallelisms import _to_all_experts
 
@@ -61,8 +61,8 @@ BLOCKS = ("sequences", "experts", "stages", "grouped", "merged", "sums")
 
 @pytest.fixture(scope="module")
 def layouts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells, mine = cells_of("layouts"), (item for item in request.session.items if item.path == request.path)
-    if not any(item.get_closest_marker("extended") for item in mine):
+    cells = cells_of("layouts")
+    if in_make_test(request):
         cells["shards"]["parallel"] = ",".join(KEPT[:2])
         cells = {name: cell for name, cell in cells.items() if name in (*BLOCKS, "shards")}
     return run(tmp_path_factory.mktemp("layouts") / "sweep", *blocks(cells.values()))

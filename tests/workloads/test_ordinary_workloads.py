@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, blocks, cells_of, run, selected
+from conftest import Finished, blocks, cells_of, in_make_test, run, selected
 from support.notes import why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
@@ -49,72 +49,8 @@ WRONG = {
     "clipped_by_norm_of_a_part": "gradient_close",
 }
 """The check that reports a wrong training."""
-BLOCKS = (
-    *(
-        "batches",
-        "unchanged",
-        "uneven",
-        "uneven_converted",
-        "losses",
-        "share_only",
-        "names",
-        "hooks",
-        "errors",
-        "blocks",
-        "unused",
-    ),
-    *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved", "arrays_converted"),
-    *("buffers", "buffers_and_more", "touched", "touched_and_more", "without_gradient", "tensor_lr"),
-    *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element", "second_derivatives"),
-    *(
-        "refused_optimizers",
-        "refused_state",
-        "refused_gradients",
-        "refused_dtypes",
-        "words_of_torch",
-        "words_of_python",
-    ),
-    *("groups", "beside_groups_and_averaged"),
-    *("frozen_in_plan", "memory_order", "beside_memory_order"),
-    *("late_gradients", "beside_late_gradients", "beside_second_derivatives"),
-    *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),
-    *("steps_by_parallelism", "workers"),
-    *("frozen", "frozen_in_chain", "frozen_later"),
-    *("integer_keys", "integer_keys_and_more", "own_experts", "tuples", "several_optimizers"),
-    *("empty_group", "empty_group_fsdp1", "empty_group_flattened", "errors_like_torchs"),
-    "arrays_by_torch_save",
-    *("regrouped", "buffers_of_a_frozen_module", "tied", "tied_sharded", "stateless", "drifting"),
-    *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
-    "buffers_of_parts",
-    *("idle_generator", "idle_generator_elsewhere", "names_of_dcpbench", "frozen_dtypes", "mixed_dtypes"),
-    *("buffers_of_component", "buffers_of_average", "unusual", "models", "models_converted"),
-    *("buffers_and_loss", "touched_and_loss", "touched_and_lost", "frozen_in_plan_and_loss"),
-    *("loss_beside_memory_order", "bit_beside_late_gradients", "loss_beside_second_derivatives"),
-    *("two_failures_and_loss", "own_experts_and_more", "buffers_converted_and_more"),
-    *("buffers_by_content_and_more", "buffers_in_chain_and_more"),
-)
-KEPT = (
-    *(
-        "unchanged",
-        "errors",
-        "state",
-        "not_saved",
-        "buffers_and_more",
-        "touched_and_more",
-        "without_gradient",
-    ),
-    *(
-        "refused_by_torch",
-        "words_of_torch",
-        "steps",
-        "wrong_steps",
-        "idle_generator",
-        "names_of_dcpbench",
-        "frozen_dtypes",
-    ),
-    *("buffers_of_component", "unusual", "workers", "models"),
-)
-"""Blocks of each kind. `make test` has the first of their workloads or models, under the last parallelism. It
+BLOCKS = cells_of("ordinary_workloads")
+"""Of those that are not extended `make test` has the first workload or model, under the last parallelism. It
 restarts one of them, as a restart takes three times the processes."""
 
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
@@ -281,7 +217,7 @@ A known failure hides no other."""
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     asked = selected(request, "block")
     cells = {block: cell for block, cell in cells_of("ordinary_workloads").items() if block in asked}
-    if {*asked} <= {*KEPT}:
+    if in_make_test(request):
         trained = ("workload.target", "model")
         for block, cell in cells.items():
             cell |= {key: cell[key].partition(",")[0] for key in trained if key in cell}
