@@ -26,18 +26,6 @@ def test_the_index_lists_the_findings() -> None:
     }
 
 
-@pytest.mark.parametrize("finding", FINDINGS, ids=lambda one: one.page)
-def test_a_finding_has_every_part(finding: object) -> None:
-    assert isinstance(finding, INDEX.Finding)
-    assert tuple(re.findall(r"^\*\*(\w+)\*\*: ", finding.text, re.MULTILINE)) == INDEX.PARTS
-    name = f"{Path(finding.page).stem.replace('-', '_')}.py"
-    assert f"**Script**: [{name}]({name})" in finding.text
-    upstream = finding.text.partition("**Upstream**: ")[2]
-    assert re.search(r"\]\(https://github\.com/[\w./-]+/\d+\)|none found \(\d{4}-\d\d-\d\d\)", upstream)
-    assert finding.versions
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", finding.seen)
-
-
 @pytest.mark.slow
 def test_findings_are_still_there(capsys: pytest.CaptureFixture[str]) -> None:
     """One that runs alone, one on two ranks; `make findings` runs all."""

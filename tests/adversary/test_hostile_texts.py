@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import Command
 from dcpbench.config.text import visible
 from dcpbench.records.store import write_csv
 from report.sweeps import cell, folder_with
 from support.adversary import ESCAPES
-from support.commands import main
 from support.rows import row
 
 FORMULAS = (
@@ -60,23 +60,19 @@ def sweep(tmp_path: Path) -> Path:
         "history S",
     ],
 )
-def test_nothing_in_a_report_is_obeyed_by_a_terminal(
-    words: str, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(sweep) if word == "S" else word for word in words.split()]) == 0
-    for text in capsys.readouterr():
+def test_nothing_in_a_report_is_obeyed_by_a_terminal(words: str, sweep: Path, command: Command) -> None:
+    printed = command(*(sweep if word == "S" else word for word in words.split()))
+    for text in (printed.out, printed.err):
         assert not [sign for sign in CONTROLS if sign in text.replace("\n", "")]
         assert not any(line.startswith("[9/9]") for line in text.splitlines()) or "csv" in words
 
 
-def test_a_spreadsheet_runs_no_text_and_numbers_stay_numbers(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_spreadsheet_runs_no_text_and_numbers_stay_numbers(sweep: Path, command: Command) -> None:
     """Neither in what `report` prints nor in the sweep's own results.csv."""
-    main([str(sweep), "--format=csv"])
+    printed = command(sweep, "--format=csv").out
     write_csv(sweep)
     own = (sweep / "results.csv").read_bytes().decode()
-    for written in (capsys.readouterr().out, own):
+    for written in (printed, own):
         lines = list(csv.DictReader(io.StringIO(written, newline="")))[1:]
         texts = [f"'{visible(text, but=chr(9))}" for text in FORMULAS]
         assert [line["reason"] for line in lines] == [*texts, "-1.5e3"]

@@ -1,18 +1,20 @@
 """Whatever asks a sweep to end, at whichever moment: a true last line, the rows and reports that there are,
-and nobody left."""
+and nobody left. Whatever is stopped, the sweep ends, with a row for each cell."""
 
 import itertools
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from conftest import wait_for, words_of
-from support.drivers import environment
+from conftest import SMALL, Finished, alive_in, wait_for, words_of
+from support.drivers import environment, plant
 from support.interruptions import SIGNALS, problems
 
 pytestmark = pytest.mark.slow
@@ -62,3 +64,19 @@ def test_interrupt_while_torch_is_imported_prints_one_line(tmp_path: Path) -> No
     assert driver.returncode == 130
     assert not (tmp_path / "sweep").exists()
     assert psutil.wait_procs(helpers, timeout=60)[1] == []
+
+
+def test_an_agent_that_is_stopped_is_replaced(sweep: Callable[..., Finished]) -> None:
+    """It neither forks the next ranks nor says that those before have ended."""
+    dies = "scenario: dies, scenario.options.how: stops_agent, scenario.options.phase: train"
+    blocks = (f"{{{dies}, seed: 1}}", "{scenario: save_load, seed: 3}", f"{{{dies}, seed: 4}}")
+    matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
+    asked = ("parallel=ddp", "saves=1", "device=cpu", "world_size=2", "retry=0", *SMALL)
+    soon = partial(plant, "dcpbench.executors.agent", "ANSWER_LIMIT_S", 60.0)
+    ended = sweep(*matrix, *asked, prepare=soon)
+    assert [row["status"] for row in ended.rows] == ["error", "pass", "error"], ended.out
+    assert {row["reason"] for row in ended.rows if row["status"] == "error"} == {
+        "rank 0 in train without a save: ValueError: planted (support/deaths.py:181)"
+    }
+    assert ended.status == 1
+    assert alive_in(ended.folder) == []

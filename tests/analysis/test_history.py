@@ -1,7 +1,6 @@
 """Histories of cells over many sweeps: changes, and how they are shown."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from conftest import Command
 from dcpbench.analysis.cell_history import KINDS, CellHistory, History, group_by_display, history
 from dcpbench.analysis.frame import Sweeps, read_sweeps
 from dcpbench.records.row import Row
-from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.document import render
 from dcpbench.report.history import contents, default_metrics, sparkline, strip_length
 from report.sweeps import Terminal, cell, folder_with
@@ -197,29 +195,6 @@ def test_sweeps_without_a_common_cell(tmp_path: Path, command: Command) -> None:
     said = command("history", tmp_path).out.splitlines()
     assert any(line.startswith("No cell is in more than one sweep") for line in said)
     assert "1 cell not in the newest sweep, last in night-00, dcpbench abc00000, torch 2.13.0" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told_of"),
-    [
-        (["empty"], "no sweep here or in the folders below it"),
-        (["without"], "no rows"),
-        (["nights", "--where", "status=skip"], "--where: none of 72 rows in 24 sweeps meets every condition"),
-        (["nights", "--where", "parallel=none"], "no row has that parallel; choose one of ddp, fsdp, hsdp"),
-    ],
-)
-def test_history_errors_are_one_line(
-    arguments: Sequence[str],
-    told_of: str,
-    nights: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(nights.parent)
-    for name in ("empty", "without/rows"):
-        Path(name).mkdir(parents=True, exist_ok=True)
-    Path("without/rows", RESULTS_JSONL).touch()
-    assert told_of in command("history", *arguments, status=2).refusal()
 
 
 def test_history_options_select_rows_and_costs(nights: Path, command: Command) -> None:

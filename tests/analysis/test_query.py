@@ -48,43 +48,6 @@ def test_conditions_select_rows(tmp_path: Path, asked: str, cells: list[str]) ->
     assert list(select_rows(frame, [parse_condition(asked)])["cell"]) == cells
 
 
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ("statuss!=pass", "no column 'statuss'; did you mean status?\n"),
-        ("nothing", "expected a column, one of = != < <= > >= ~ and a value"),
-        ("save_s>fast", "save_s is a number or null, not 'fast'"),
-        ("compile=yes", "compile is true, false or null"),
-        ("compile>true", "has no order"),
-        ("save_s>null", "has no order"),
-        ("save_s~1", "save_s is not a text"),
-        ("reason~(", "invalid regular expression: missing )"),
-        ("__class__=1", "no column '__class__'"),
-    ],
-)
-def test_invalid_conditions_are_refused(tmp_path: Path, asked: str, told: str, command: Command) -> None:
-    with pytest.raises(QueryError):
-        parse_condition(asked)
-    assert told in command(tmp_path, "--where", asked, status=2).refusal()
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ("status=psas", "--where status=psas: no row has that status; did you mean pass?"),
-        ("status!=psas", "did you mean pass?"),
-        (
-            "parallel=hsdp",
-            "--where parallel=hsdp: no row has that parallel; did you mean fsdp? Choose one of ddp, fsdp",
-        ),
-        ("reason=nothing of the kind", "no row has that reason; choose one of rank 1"),
-    ],
-)
-def test_texts_without_a_row_are_refused(tmp_path: Path, asked: str, told: str, command: Command) -> None:
-    sweep = folder_with(tmp_path / "s", cell(cell="a", reason="rank 1"), cell("fsdp", cell="b"))
-    assert told in command(sweep, "--where", asked, status=2).refusal()
-
-
 @pytest.mark.parametrize("asked", ["status=fail", "save_s>1e9", "model!=x", "parallel~hsdp", "reason=null"])
 @pytest.mark.parametrize("format_", ["table", "csv"])
 def test_valid_conditions_without_rows_are_reported(

@@ -13,8 +13,8 @@ from unittest import mock
 import psutil
 import pytest
 
+from conftest import Command
 from dcpbench.cli import doctor
-from dcpbench.cli.commands import main
 from dcpbench.cli.doctor import MachineCheck, machine_checks
 from dcpbench.compose.limits import why_skip
 from dcpbench.config.errors import ConfigError
@@ -40,16 +40,14 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
 @pytest.mark.slow
 def test_doctor_checks_this_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which runs the tests."""
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRONMENT.items():  # an agent's, for this test alone
         monkeypatch.setenv(name, os.environ.get(name, value))
-    status = main(["doctor"])
-    shown = capsys.readouterr().out
+    shown = command("doctor").out
     assert shown.count("\n") == 7
-    assert status == 0
     lines = {line.what: line for line in machine_checks(tmp_path)}
     assert [*lines] == [line[:15].strip() for line in shown.splitlines()[1:]]
     assert {line.state for line in lines.values()} <= {"ok", "warning"}
@@ -59,14 +57,14 @@ def test_doctor_checks_this_machine(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_torch_is_bad(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_torch_is_bad(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(_: object) -> None:
         raise ConfigError("torch cannot be imported here; see the error above")
 
     monkeypatch.setattr(doctor, "own_agent", lambda: None)
     monkeypatch.setattr(machine, "probe", gone)
-    assert main(["doctor"]) == 1
-    assert "torch          bad    torch cannot be imported here" in capsys.readouterr().out
+    out = command("doctor", status=1).out
+    assert "torch          bad    torch cannot be imported here" in out
 
 
 H200 = {"gpus": ["H200"] * 4, "cuda": "13.0", "nccl": "2.28"}

@@ -1,17 +1,18 @@
 """Words of a run that Hydra would misread, or report in its own terms."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from conftest import TESTS
+from conftest import TESTS, Command
 from dcpbench.cli import run
-from dcpbench.cli.commands import main
 from dcpbench.cli.words import parse_words
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ParallelConfig
 from dcpbench.sweep.folder import SweepRecord
+from report.sweeps import cell, folder_of_lines, folder_with
 
 
 @pytest.mark.parametrize(
@@ -153,18 +154,67 @@ def test_wrong_words_get_one_line_with_a_hint(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
 ) -> None:
     monkeypatch.setattr(run, "main", lambda *_: pytest.fail("it was run"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "night").mkdir()
     SweepRecord([], "", {}, []).write(tmp_path / "night")
-    assert main(words.split()) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert re.match(r"dcpbench( \w+)?: ", said.err)
-    assert message in said.err
-    assert "trust=" not in said.err
+    line = command(*words.split(), status=2).refusal()
+    assert re.match(r"dcpbench( \w+)?: ", line)
+    assert message in line
+    assert "trust=" not in line
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enter a folder of sweeps: `s` has four cells, one of which failed in one of two runs."""
+    cells = [cell("ddp"), cell("ddp", "async"), cell("fsdp", "async", 0), cell("fsdp2")]
+    failed = cell("fsdp", "async", 1, status="fail", reason="rank 1", model_equal=False)
+    folder_with(tmp_path / "s", *cells, failed)
+    folder_of_lines(tmp_path / "without rows", [])
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("sweeps")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("report s --rows paralel", "--rows: no column 'paralel'; did you mean parallel?"),
+        ("report s --metric status", "--metric: status is not a metric; choose one of max_abs_diff"),
+        ("report s --cells --rows save", "--cells: prints one line per cell"),
+        ("report s -o report.pdf", "cannot infer the format; pass --format, or end the name in"),
+        ("report s -o nowhere/report.md", "cannot be written: No such file or directory"),
+        ("compare s s --fail-on slow", "slow is not a kind of change; choose one of newly-failing"),
+        ("compare s s --metric status", "status is not a metric; choose one of save_s"),
+        ("history empty", "no sweep here or in the folders below it"),
+        ("history 'without rows'", "no rows"),
+        ("history s --where status=skip", "--where: none of 5 rows in"),
+        ("show s", "3 parallel=fsdp save=async, 4 parallel=fsdp2 save=sync; name one, or give its number"),
+        ("show s ddp", "ddp: 2 cells: 1 parallel=ddp save=sync, 2 parallel=ddp save=async; add a word, or "
+                       "give its number"),
+        ("show s parallel=dpd", "parallel=dpd: no cell has parallel=dpd; did you mean parallel=ddp?"),
+        ("show s fsdp2 async", "fsdp2 async: no cell has all of these words"),
+        ("show s 7", "7: no such cell; their numbers are 1 to 4"),
+        ("report s --where statuss!=pass", "no column 'statuss'; did you mean status?"),
+        ("report s --where nothing", "expected a column, one of = != < <= > >= ~ and a value"),
+        ("report s --where 'save_s>fast'", "save_s is a number or null, not 'fast'"),
+        ("report s --where compile=yes", "compile is true, false or null"),
+        ("report s --where 'compile>true'", "has no order"),
+        ("report s --where 'save_s>null'", "has no order"),
+        ("report s --where save_s~1", "save_s is not a text"),
+        ("report s --where 'reason~('", "invalid regular expression: missing )"),
+        ("report s --where __class__=1", "no column '__class__'"),
+        ("report s --where status=psas", "status=psas: no row has that status; did you mean pass?"),
+        ("report s --where status!=psas", "did you mean pass?"),
+        ("report s --where parallel=hsdp", "did you mean fsdp? Choose one of ddp, fsdp"),
+        ("history s --where parallel=none", "no row has that parallel; choose one of ddp, fsdp"),
+        ("report s --where 'reason=nothing of the kind'", "no row has that reason; choose one of rank 1"),
+    ],
+)  # fmt: skip
+def test_words_about_sweeps_get_one_line(words: str, message: str, command: Command) -> None:
+    assert message in command(*shlex.split(words), status=2).refusal()
 
 
 @pytest.mark.parametrize("keys", ["{0:colwise,3:rowwise}", "{'0':colwise,\"3\": rowwise}"])

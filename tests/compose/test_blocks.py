@@ -1,9 +1,11 @@
-"""A union of products: what an experiment names, and what the command line chooses of it."""
+"""A union of products: what an experiment names, and what the command line chooses of it.
+
+Or few cells in which every two values meet: `matrix=pairwise`."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +14,21 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 
-from conftest import TESTS, run
 from dcpbench.cli import keys_help
 from dcpbench.cli.words import one_line
 from dcpbench.compose import pairwise
 from dcpbench.compose.blocks import override_lists, with_repeats, words_of_blocks, words_of_cells
 from dcpbench.compose.cells import CellWords, cells_of
 from dcpbench.compose.composer import Composer
+from dcpbench.compose.pairwise import Combination, PairCover, Search, sentence
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.axes import AXES
 from dcpbench.executors.machine import Machine
 from dcpbench.plan.plan import PlannedCell, plan_of
-from support.pretended_engine import PRETENDED
 
 BLOCKS = {
     "end_to_end": ["scenario=save_load", "parallel=fsdp,hsdp", "compile=false,true"],
@@ -99,17 +102,6 @@ def test_job_of_two_blocks_runs_once() -> None:
 def test_empty_selection_lists_the_values(given: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace(")", r"\)")):
         chosen(*given)
-
-
-@pytest.mark.slow
-def test_printed_command_runs_only_that_cell(tmp_path: Path) -> None:
-    cells = ("experiment=seeds", "scenario=key_order", "parallel=fsdp", "fault=none,lr_next_float")
-    first = run(tmp_path / "first", *cells, "device=cpu", PRETENDED)
-    assert [row["status"] for row in first.rows] == ["pass", "fail"]
-    (again,) = [line for line in first.out.splitlines() if "again: " in line]
-    words = again.split(f" run --config-dir {TESTS / 'conf'} ")[1].split()
-    second = run(tmp_path / "second", *words)
-    assert [row["overrides"] for row in second.rows] == [first.rows[1]["overrides"]]
 
 
 def test_last_value_of_a_repeated_key_applies() -> None:
@@ -263,3 +255,96 @@ def test_other_lists_are_refused(blocks: str, message: str, hydra_loader: Config
     with pytest.raises(Exception, match=r".") as error:
         planned(hydra_loader, blocks)
     assert message in one_line(error.value)
+
+
+shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
+PAIRS = (
+    *("parallel=none,ddp,fsdp2", "save=sync,async,async_cached", "overlap_saves=false,true"),
+    *("model=even,uneven", "seed=range(0,3)", "optimizer=adam,sgd"),
+)
+
+
+def lists_of(shape: list[int]) -> list[list[str]]:
+    return [[f"{axis}={value}" for value in range(number)] for axis, number in enumerate(shape)]
+
+
+def pairs_of(rows: list[Combination]) -> set[tuple[str, str]]:
+    return {pair for row in rows for pair in itertools.combinations(row, 2)}
+
+
+def anything(_: Any, __: Any = None) -> bool:
+    return True
+
+
+def nothing(_: Any, __: Any = None) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_most"), [([8, 3, 2, 2, 10], 80), ([5] * 10, 60), ([3] * 4 + [2] * 4, 16)]
+)
+def test_pairs_need_few_jobs(shape: list[int], at_most: int) -> None:
+    assert len(Search(lists_of(shape), anything, nothing).found().rows) <= at_most < math.prod(shape)
+
+
+@given(shapes, st.data())
+@settings(deadline=None, max_examples=50)
+def test_every_runnable_pair_is_in_a_job_that_runs(shape: list[int], data: st.DataObject) -> None:
+    """Constraints of two values, some known before, and one of three."""
+    lists = lists_of(shape)
+    anywhere = st.sampled_from([value for values in lists for value in values])
+    apart = data.draw(st.lists(st.frozensets(anywhere, min_size=2, max_size=3), max_size=4))
+    known = {conflict for conflict in apart if len(conflict) == 2 and data.draw(st.booleans())}
+
+    def runs(row: Combination) -> bool:
+        return not any(conflict <= {*row} for conflict in apart)
+
+    def conflicts(one: str, other: str) -> bool:
+        return frozenset((one, other)) in known
+
+    found = Search(lists, runs, conflicts).found()
+    assert Search(lists, runs, conflicts).found() == found, "the same cells on every day"
+    assert all(row[axis] in values for row in found.rows for axis, values in enumerate(lists))
+    could = pairs_of([row for row in itertools.product(*lists) if runs(row)])
+    assert pairs_of([row for row in found.rows if runs(row)]) == could
+    assert not could & {*found.left_out}
+    alone = {value for values in lists for value in values} - {value for pair in could for value in pair}
+    assert {*found.never} == alone
+    assert [row for row in found.rows if not runs(row)] == found.rows[len(found.rows) - len(alone) :]
+
+
+def test_pairs_left_out_are_printed() -> None:
+    lists = [["a=1", "a=2"], ["b=1", "b=2"]]
+    told = sentence(lists, PairCover([("a=1", "b=1")] * 3, [("a=2", "b=2")], ["a=3"]))
+    assert told.startswith("matrix=pairwise: 3 of 4 cells have every pair of values that can run; ")
+    assert told.endswith("left out: a=3 with any, a=2 with b=2")
+    many = PairCover([], [("a=1", f"b={number}") for number in range(9)], [])
+    assert sentence(lists, many).endswith("a=1 with b=2 and 6 more")
+
+
+@pytest.mark.slow
+def test_pairwise_cells_have_all_runnable_pairs(hydra_loader: ConfigLoader) -> None:
+    base = loaded(hydra_loader, "matrix=pairwise", *PAIRS)
+    sentences = list[str]()
+    cells = cells_in(hydra_loader, base, ("matrix=pairwise", *PAIRS), sentences)
+    assert "left out: save=async_cached with any, save=sync with overlap_saves=True" in sentences[0]
+    (skip,) = [cell.name for cell in cells if cell.skip]
+    assert "save=async_cached" in skip
+    met = {pair for cell in cells for pair in itertools.combinations(cell.name.split(","), 2)}
+    assert {("parallel=fsdp2", "optimizer=sgd"), ("overlap_saves=true", "seed=2")} <= met
+    assert len(cells) < 20, "of 216"
+
+
+@pytest.mark.slow
+def test_block_of_an_experiment_can_be_pairwise(hydra_loader: ConfigLoader) -> None:
+    block = {key: values for key, _, values in (axis.partition("=") for axis in PAIRS[2:])}
+    pairs = {**block, "save": "async", "matrix": "pairwise"}
+    blocks = {"pairs": pairs, "all": {"parallel": "ddp,fsdp", "saves": 1}}
+    by_pairs = [cell.name for cell in planned(hydra_loader, blocks)]
+    assert 6 + 2 <= len(by_pairs) < 24 + 2
+    assert not any("matrix" in name for name in by_pairs)
+    typed = by_pairs[3].split(",")
+    assert [cell.name for cell in planned(hydra_loader, blocks, *typed)] == [by_pairs[3]]
+    pairs["matrix"] = "pairwse"
+    with pytest.raises(ConfigError, match=r"matrix=pairwse: .* did you mean pairwise\?"):
+        planned(hydra_loader, blocks)

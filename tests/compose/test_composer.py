@@ -130,37 +130,17 @@ OTHER_WORDS = (
     ["executor.hosts=2", "seed=5"],
     [],
 )
+OF_SWEEP = ("parallel=fsdp2", "model.options={}", "save_at=5", "seed=3")
 
 
-def test_other_words_equal_hydras_composition(hydra_loader: ConfigLoader) -> None:
-    """And random ones."""
-    base = sweep(hydra_loader)
+@pytest.mark.parametrize("of_sweep", [(), (*OF_SWEEP, "optimizer=adam,sgd", "repeats=2")], ids=len)
+def test_other_words_equal_hydras_composition(of_sweep: tuple[str, ...], hydra_loader: ConfigLoader) -> None:
+    """Words of the sweep, fewer and more than those, and random ones."""
+    base = sweep(hydra_loader, *of_sweep)
     composer = Composer(hydra_loader, base)
-    for words in [*OTHER_WORDS, *random_sweep(random.Random(1), 2)]:
+    of_cells = [[*OF_SWEEP], [*OF_SWEEP, "optimizer=sgd"], [*OF_SWEEP[:3]]]
+    for words in of_cells if of_sweep else [*OTHER_WORDS, *random_sweep(random.Random(1), 2)]:
         assert is_as_by_hydra(composer, hydra_loader, base, words), words
-
-
-def test_a_cell_with_the_words_of_the_sweep_is_not_composed_again(hydra_loader: ConfigLoader) -> None:
-    words = ["parallel=fsdp2", "model.options={}", "save_at=5", "seed=3"]
-    base = sweep(hydra_loader, *words, "optimizer=adam,sgd")
-    composer = Composer(hydra_loader, base)
-    with counted(hydra_loader) as composed:
-        assert (composer.config(words).parallel.name, composer.config(words[::-1]).save_at) == ("fsdp2", 5)
-        assert composed == []
-    for cell in (words, [*words, "optimizer=sgd"], words[:3]):
-        assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
-    lists = ",".join(LISTS["parallel"])
-    others = Composer(hydra_loader, sweep(hydra_loader, f"parallel={lists}", "saves=2"))
-    with counted(hydra_loader) as composed:
-        made = [others.config([*cell, "saves=2"]) for cell in crossed(**LISTS)]
-        assert composed == [], "parts are made without Hydra"
-        assert others.config(["parallel=tp"]).saves == 3, "without a word of the sweep"
-        assert composed == [[]]
-    assert [(one.parallel.name, one.seed) for one in made[:3]] == [("ddp", 1), ("ddp", 2), ("ddp", 1)]
-    planned = Composer(hydra_loader, sweep(hydra_loader, "repeats=2", "seed=3"))
-    with counted(hydra_loader) as composed:
-        assert planned.config(["seed=3"]).seed == 3, "repeats is a key of the sweep"
-        assert composed == []
 
 
 def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader) -> None:

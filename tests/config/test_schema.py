@@ -121,54 +121,39 @@ def test_missing_package_is_skipped_with_its_name(
     asked = config(**{group: value})
     monkeypatch.setitem(sys.modules, package, ModuleType(package))
     sys.modules[package].__spec__ = ModuleSpec(package, None)
-    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
+    assert skipped(asked) is None
     monkeypatch.setitem(sys.modules, package, None)
-    why = f"{group}={value} needs the package {package}, which is not installed"
-    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) == why
+    assert skipped(asked) == f"{group}={value} needs the package {package}, which is not installed"
 
 
-def test_a_mesh_too_large_for_the_machine_is_skipped() -> None:
-    wide = hsdp(dp_replicate=4)
-    asked = Config(parallel=wide)
-    assert "all that this machine has" in (why_skip(asked, resolve(asked, GPUS), GPUS) or "")
-    asked = Config(parallel=wide, world_size=2)
-    with pytest.raises(ConfigError, match="world size 2"):
-        why_skip(asked, resolve(asked, GPUS), GPUS)
-
-
-def test_several_world_sizes_skip_what_does_not_fit() -> None:
-    asked = Config(parallel=hsdp(dp_replicate=4), world_size=2)
-    assert "world size 2" in (why_skip(asked, resolve(asked, GPUS), GPUS, several_sizes=True) or "")
-    asked = Config(parallel=hsdp())
-    asked.model.batch_size = 5
-    assert "model.batch_size=5" in (why_skip(asked, resolve(asked, NO_GPU), NO_GPU, several_sizes=True) or "")
-
-
-def test_batch_must_divide_over_ranks() -> None:
-    asked = Config(parallel=hsdp())
-    asked.model.batch_size = 5
-    with pytest.raises(ConfigError, match=r"model\.batch_size=5"):
-        why_skip(asked, resolve(asked, NO_GPU), NO_GPU)
+def skipped(asked: Config, machine: Machine = NO_GPU, **how: Any) -> str | None:
+    """Return why a cell is skipped there, if it is."""
+    return why_skip(asked, resolve(asked, machine), machine, **how)
 
 
 def scenario(**given: object) -> ScenarioConfig:
     return ScenarioConfig(name="mine", target="x", **given)  # type: ignore[arg-type]
 
 
+OWN = Config(
+    scenario=scenario(), model=ModelConfig("dummy", "x", batch_size=5), workload=WorkloadConfig("mine.build")
+)
+TP = ParallelConfig("tp", "x", mesh=["tp"], tp=4)
+STALE = Config(scenario=scenario(), fault=FaultConfig("stale", "mine.stale", saves=2), saves=1)
+CONVERT = scenario(converts=True)
+GRAPHS = {"compile": Only(["true"], "it is about graphs")}
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [
         (
-            Config(scenario=scenario(only={"compile": Only(["true"], "it is about graphs")})),
-            "scenario=mine takes compile=true and not false: it is about graphs",
+            Config(scenario=scenario(only=GRAPHS)),
+            "scenario=mine takes compile=true and not false: it",
         ),
         (
-            Config(
-                scenario=scenario(converts=True),
-                load_parallel=ParallelConfig(name="flat", refuses={"compile": Only(["true"], "it says so")}),
-                compile=True,
-            ),
-            "load_parallel=flat does not take compile=true: it says so",
+            Config(scenario=CONVERT, load_parallel=ParallelConfig("flat", refuses=GRAPHS), compile=True),
+            "load_parallel=flat does not take compile=true: it is about graphs",
         ),
         (Config(scenario=scenario(process_group=False), world_size=4), "one process without a process group"),
         (
@@ -176,61 +161,55 @@ def scenario(**given: object) -> ScenarioConfig:
             "load_parallel=hsdp: scenario=mine loads under the parallelism that it saved with",
         ),
         (
-            Config(
-                scenario=scenario(converts=True),
-                load_parallel=ParallelConfig(name="tp", target="x", mesh=["tp"], tp=4),
-                model=ModelConfig(name="plain", target="x"),
-            ),
+            Config(scenario=CONVERT, load_parallel=TP, model=ModelConfig(name="plain", target="x")),
             "parallel=tp: model=plain has no tp_plan",
         ),
+        (STALE, "fault=stale: it needs an earlier checkpoint, and saves=1"),
+        (replace(STALE, save_at=1), ""),
+        (replace(OWN, parallel=hsdp()), ""),  # whose batches are not those of the group model
+        (replace(OWN, parallel=TP, model=replace(OWN.model, tp_plan={"net1": "colwise"})), ""),
     ],
 )
 def test_senseless_cell_is_skipped_with_a_reason(config: Config, told: str) -> None:
-    reason = why_skip(config, resolve(config, NO_GPU), NO_GPU)
-    assert reason is not None
-    assert told in reason
+    reason = skipped(config)
+    assert bool(reason) == bool(told)
+    assert told in (reason or "")
 
 
-def test_fault_of_an_earlier_checkpoint_needs_one() -> None:
-    asked = Config(scenario=scenario(), fault=FaultConfig("stale", "mine.stale", saves=2), saves=1)
-    assert (
-        why_skip(asked, resolve(asked, NO_GPU), NO_GPU)
-        == "fault=stale: it needs an earlier checkpoint, and saves=1"
-    )
-    asked.save_at = 1
-    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
-
-
-OWN = Config(
-    scenario=scenario(), model=ModelConfig("dummy", "x", batch_size=5), workload=WorkloadConfig("mine.build")
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (Config(parallel=hsdp(dp_replicate=4), world_size=2), "world size 2"),
+        (Config(parallel=hsdp(), model=ModelConfig(batch_size=5)), "model.batch_size=5"),
+        (Config(scenario=CONVERT, load_parallel=hsdp(dp_replicate=3)), "cannot be made to multiply"),
+        (
+            Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")})),
+            "only.paralel: unknown axis",
+        ),
+    ],
 )
-
-
-def test_workload_replaces_model_and_optimizer() -> None:
-    decided = resolve(OWN, NO_GPU)
-    assert decided.value_of("model") == "mine.build"
-    wide = replace(OWN, parallel=hsdp())
-    assert why_skip(wide, resolve(wide, NO_GPU), NO_GPU) is None, (
-        "its batches are not those of the group model"
-    )
+def test_what_fits_no_ranks_is_refused(config: Config, told: str) -> None:
+    """Or skipped, in a sweep of several world sizes, or on a machine with too few GPUs."""
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        skipped(config)
+    if "unknown" not in told:
+        assert told in (skipped(config, several_sizes=True) or "")
+    assert "all that this machine has" in (skipped(Config(parallel=hsdp(dp_replicate=4)), GPUS) or "")
 
 
 @pytest.mark.parametrize("asked", ["optimizer=sgd", "+model.options.width=3", "model=nested"])
 def test_workload_refuses_keys_of_its_own_parts(asked: str) -> None:
-    told = why_skip(OWN, resolve(OWN, NO_GPU), NO_GPU, overrides=["parallel=ddp", asked])
-    assert told is not None
-    assert told.startswith(f"{asked}: workload.target=mine.build has its own ")
-    assert why_skip(Config(scenario=scenario()), resolve(Config(), NO_GPU), NO_GPU, overrides=[asked]) is None
+    assert resolve(OWN, NO_GPU).value_of("model") == "mine.build"
+    told = f"{asked}: workload.target=mine.build has its own "
+    assert (skipped(OWN, overrides=["parallel=ddp", asked]) or "").startswith(told)
+    assert skipped(Config(scenario=scenario()), overrides=[asked]) is None
 
 
 def test_workload_ignores_the_plan_of_a_model() -> None:
     """It can have a plan, which only ranks find out."""
-    plan = {"net1": "colwise"}
-    tp = ParallelConfig("tp", "x", mesh=["tp"], tp=4)
-    asked = replace(OWN, model=replace(OWN.model, tp_plan=plan), parallel=tp)
+    asked = replace(OWN, model=replace(OWN.model, tp_plan={"net1": "colwise"}), parallel=TP)
     assert resolve(asked, NO_GPU).parallel.tp_plan == {}
-    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
-    own = replace(asked, parallel=replace(tp, tp_plan={"layer": "colwise"}))
+    own = replace(asked, parallel=replace(TP, tp_plan={"layer": "colwise"}))
     assert resolve(own, NO_GPU).parallel.tp_plan == {"layer": "colwise"}
 
 
@@ -253,18 +232,6 @@ def test_parallelism_takes_plans_of_the_model(
     assert decided.load_parallel
     for parallel in (decided.parallel, decided.load_parallel):
         assert (parallel.tp_plan, parallel.ep_plan) == taken
-
-
-def test_unknown_axis_in_only_is_refused() -> None:
-    config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
-    with pytest.raises(ConfigError, match=r"only\.paralel: unknown axis"):
-        why_skip(config, resolve(config, NO_GPU), NO_GPU)
-
-
-def test_mesh_of_the_load_must_fit() -> None:
-    config = Config(scenario=scenario(converts=True), load_parallel=hsdp(dp_replicate=3))
-    with pytest.raises(ConfigError, match="cannot be made to multiply"):
-        why_skip(config, resolve(config, NO_GPU), NO_GPU)
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**64 // SEED_STRIDE + 1, -(2**63)])

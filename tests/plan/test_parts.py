@@ -10,18 +10,17 @@ from typing import cast
 
 import pytest
 
-from conftest import resume, run
+from conftest import Command, resume, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.plan.plan import PlannedCell, cells_of_part, part_numbers
-from support.commands import main
 from support.pretended_engine import PRETENDED
 
 ASKED = ("-m", "device=cpu", "parallel=none", "world_size=1", "seed=1,2", "repeats=2")
 
 
 @pytest.mark.slow
-def test_parts_are_sweeps_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_are_sweeps_of_their_own(tmp_path: Path, command: Command) -> None:
     """One cell each, with both of its runs; the folder of the parts is read as one sweep."""
     night = tmp_path / "night"
     night.mkdir()
@@ -32,8 +31,7 @@ def test_parts_are_sweeps_of_their_own(tmp_path: Path, capsys: pytest.CaptureFix
     assert [*json.loads((first.folder / "sweep.json").read_text())["cells"]] == [
         row["cell"] for row in first.rows
     ]
-    assert main(["report", str(night)]) == 0
-    assert "2 cells in 4 runs: 4 pass" in capsys.readouterr().out
+    assert "2 cells in 4 runs: 4 pass" in command(night).out
     results, before = first.folder / "results.jsonl", first.rows
     results.write_bytes(results.read_bytes().splitlines(keepends=True)[0])
     again = resume(first.folder, PRETENDED)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.core.axes import AXES, AxisSpec
-from dcpbench.core.statuses import BAD, SHOWN, STATUSES, shown
+from dcpbench.core.axes import AXES
 from dcpbench.records.row import columns, exit_status
 from dcpbench.records.store import (
     ResultsError,
@@ -31,28 +30,6 @@ def test_columns_keep_their_order() -> None:
     assert columns()[:4] == ("cell", "status", "reason", "scenario")
     at = columns().index("scenario")
     assert columns()[at : at + len(AXES)] == (*AXES,)
-
-
-def test_one_declaration_makes_an_axis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(AXES, "clip", AxisSpec("clip", "the norm that gradients are clipped to", type=int))
-    assert "clip" in columns()
-    append_row(tmp_path, row(cell="a", clip=1))
-    append_row(tmp_path, row(cell="b", clip="two"))
-    rows, remarks = read_rows(tmp_path)
-    assert [stored["clip"] for stored in rows] == [1]
-    assert 'clip is "two", expected an integer of 64 bits; ignored' in str(remarks)
-
-
-def test_statuses_are_declared_once() -> None:
-    """The worst first."""
-    names = "crash timeout error fail vacuous xpass xfail skip pass"
-    assert [*STATUSES] == names.split()
-    assert len({spec.letter for spec in SHOWN.values()}) == len(SHOWN)
-    assert {spec.name for spec in SHOWN.values() if spec.ok and spec.style == BAD} == set()
-    assert shown("pass", flaky=True) is SHOWN["flaky"]
-    assert shown("fail", fault_seen=True) is SHOWN["seen"]
-    assert shown("pass", fault_seen=False) is SHOWN["missed"]
-    assert shown("seen") is SHOWN["unknown"], "no row has it as its status"
 
 
 def test_rows_are_read_as_written(tmp_path: Path) -> None:

@@ -72,20 +72,11 @@ def test_addresses_restore_filters_and_cell(show: Callable[..., Browser]) -> Non
 
 
 def test_wide_sweeps_are_folded_and_faults_stay_apart(show: Callable[..., Browser]) -> None:
+    """Which axes: analysis/test_differing.py."""
     browser = show(many_axes())
-    assert browser.js("return document.querySelector('#matrix table').rows.length") < 20
-    across = "return document.querySelector('#matrix tbody tr').querySelectorAll('td').length"
-    assert browser.js(across) <= 24
     assert browser.text("#matrix .note").startswith("Folded: ")
     counts = [int(label.split()[-2]) if "runs" in label else 1 for label in squares(browser)]
     assert sum(counts) == 96, "each run without a fault stands in one square"
-    assert [label for label in squares(browser) if "fail" in label] == [
-        browser.all("#matrix .s-fail")[0].accessible_name
-    ]
-    filters = [one.get_attribute("data-axis") for one in browser.all("#axis-filters details")]
-    assert filters == ["parallel", "compile", "save", "model", "optimizer", "world_size", "fault"]
-    heads = [one.text for one in browser.all("main h2")]
-    assert heads.index("Matrix") < heads.index("Not as expected") < heads.index("Injected faults")
     planted = [one.accessible_name for one in browser.all("#faults .square")]
     assert planted == [
         f"{fault}, {parallel}: fault detected" for fault in FAULTS for parallel in ("ddp", "fsdp")
@@ -93,8 +84,6 @@ def test_wide_sweeps_are_folded_and_faults_stay_apart(show: Callable[..., Browse
     browser.js("document.querySelector('#faults .square').focus()")
     browser.press(Keys.ARROW_DOWN, Keys.ENTER)
     assert browser.text("#cell-title") == "parallel=ddp,fault=bias,model=even,world_size=4"
-    browser.press(Keys.ESCAPE)
-    assert browser.focused() == "bias, ddp: fault detected"
 
 
 def test_cells_open_by_mouse_and_return_the_focus(show: Callable[..., Browser]) -> None:

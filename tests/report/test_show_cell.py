@@ -1,7 +1,6 @@
 """`dcpbench show FOLDER CELL`: which cell it chooses, and what it prints of it."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from dcpbench.core.notes import Note
 from dcpbench.core.rank_report import RankReport
 from dcpbench.records.plain_values import plain_report
 from dcpbench.report.page.data import why_null
-from report.sweeps import Terminal, cell, folder_of_lines, folder_with
+from report.sweeps import cell, folder_of_lines, folder_with
 
 STEPS = [
     {
@@ -148,22 +147,6 @@ def test_any_part_of_a_cell_chooses_it(sweep: Path, words: list[str], chosen: st
     assert command("show", sweep, *words).out.startswith(f"{chosen}: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "4 cells: 1 parallel=ddp save=sync, 2 parallel=ddp save=async, 3 parallel=fsdp save=async, "
-             "4 parallel=fsdp2 save=sync; name one, or give its number"),
-        (["ddp"], "ddp: 2 cells: 1 parallel=ddp save=sync, 2 parallel=ddp save=async; add a word, or "
-                  "give its number"),
-        (["parallel=dpd"], "parallel=dpd: no cell has parallel=dpd; did you mean parallel=ddp?"),
-        (["fsdp2", "async"], "fsdp2 async: no cell has all of these words"),
-        (["7"], "7: no such cell; their numbers are 1 to 4"),
-    ],
-)  # fmt: skip
-def test_unclear_cells_get_one_line(sweep: Path, words: list[str], message: str, command: Command) -> None:
-    assert command("show", sweep, *words, status=2).refusal() == f"dcpbench: {message}\n"
-
-
 def test_only_cells_need_no_name(tmp_path: Path, command: Command) -> None:
     assert command("show", folder_with(tmp_path / "s", cell("ddp"))).out.startswith("pass parallel=ddp: ")
     empty = folder_of_lines(tmp_path / "empty", [])
@@ -183,22 +166,6 @@ def test_json_is_the_row_with_its_cause(sweep: Path, command: Command) -> None:
     row = command("show", sweep, "fsdp", "--json").json()
     assert (row["repeat"], row["details"]["phases"], row["load_s"]) == (1, DETAILS["phases"], 0.5)
     assert row["causes"][0].startswith("State that no checkpoint contains")
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_lines_fit_a_terminal(
-    sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    """Words are not broken; the log and the command are one line each, to be copied."""
-    for name, value in {"COLUMNS": str(width), "TERM": "xterm-256color", "NO_COLOR": "1"}.items():
-        monkeypatch.setenv(name, value)
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stdout", shown)
-    command("show", sweep, "fsdp")
-    lines = shown.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
-    assert max(len(one) for one in lines if not one.startswith(("log: ", "again: "))) <= width
-    assert "loss_resume_equal" in shown.getvalue()
-    assert "uninterrupted" in shown.getvalue()
 
 
 def test_texts_of_others_stay_text(tmp_path: Path, command: Command) -> None:

@@ -4,28 +4,18 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from conftest import dcpbench, resume, run, words_of
-from dcpbench.code.sources import Source
-from dcpbench.config.schema import Config
-from dcpbench.records.store import append_row, read_lines
-from dcpbench.sweep.valid_rows import valid_rows
-from support.commands import git, main
+from conftest import Command, dcpbench, resume, run, words_of
+from support.commands import git
 from support.pretended_engine import PRETENDED
-from support.rows import row
 
-A, B = "a" * 40, "b" * 40
-OURS = {commit: Source(commit, "0") for commit in (A, B, f"{A}-dirty")}
-MINE = Source(A, "1", {"my_gpt.py": "1", "layers.py": "1"})
 CELLS = ("-m", "workload.target=my_gpt.build,null", "parallel=none", "device=cpu", "world_size=1", PRETENDED)
 
 
 @pytest.mark.slow
-def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_edited_model_is_named(tmp_path: Path, command: Command) -> None:
     model, folder = tmp_path / "my_gpt.py", tmp_path / "outputs/new"
     model.write_text("from support.own_workload import build\n")
     git(tmp_path, "init", "--quiet")
@@ -49,42 +39,12 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [one["target_commit"] for one in again.rows] == [f"{commit}-dirty", None]
     assert json.loads((folder / "environment.json").read_text())["earlier"][0]["target_commit"] == commit
 
-    assert main(["compare", str(folder.with_name("before")), str(folder)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(command("compare", folder.with_name("before"), folder).lines)
     assert text.startswith(f"Your code changed: my_gpt.py {changes}. ")
-    assert main(["history", str(folder.parent)]) == 0
-    assert f"new, commit {commit[:8]} → {commit[:8]}-dirty, torch" in capsys.readouterr().out
+    history = command("history", folder.parent).out
+    assert f"new, commit {commit[:8]} → {commit[:8]}-dirty, torch" in history
     page = (folder / "report.html").read_text()
     assert f"<span>target commit {commit[:12]}-dirty</span><span>dcpbench commit {ours[:12]}" in page
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "why"),
-    [
-        (
-            {"dcpbench": OURS[A], "my_gpt": MINE},
-            {"dcpbench": OURS[B], "my_gpt": Source(A, "2", {"my_gpt.py": "2", "layers.py": "2"})},
-            "the source of layers.py, my_gpt.py has changed",
-        ),
-        (
-            {"dcpbench": OURS[A], "my_gpt": MINE},
-            {"dcpbench": Source(f"{A}-dirty", "1"), "my_gpt": Source(B, "2", {"my_gpt.py": "2"})},
-            "the source of layers.py (removed), my_gpt.py has changed "
-            "(commit aaaaaaaaaaaa, now bbbbbbbbbbbb), and "
-            "dcpbench's source has changed (commit aaaaaaaaaaaa, now with uncommitted changes)",
-        ),
-        ({}, {"dcpbench": OURS[B], "my_gpt": MINE}, "its code has changed"),
-    ],
-)
-def test_changed_source_is_named(
-    before: dict[str, Source], now: dict[str, Source], why: str, tmp_path: Path
-) -> None:
-    append_row(tmp_path, row(code_digest="0", dcpbench_commit=A, torch_version="2.13"))
-    environment = {"code": {name: vars(one) for name, one in before.items()}}
-    columns = {"torch_version": "2.13", "code_digest": "1"}
-    job: Any = SimpleNamespace(name="a", run=("", 0), columns=columns, code=now, config=Config())
-    found = valid_rows(read_lines(tmp_path), [job], False, environment)
-    assert [*found.reasons] == [why]
 
 
 UNUSED = """

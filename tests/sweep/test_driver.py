@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from conftest import run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import KeepCheckpoints, StorageConfig
 from dcpbench.core.metrics import Measurement
-from dcpbench.records import files, store
+from dcpbench.records import store
 from dcpbench.records.store import MEASUREMENTS_JSONL, ResultsError, append_row, stored_rows
 from dcpbench.sweep.cell_runner import Finished
 from dcpbench.sweep.folder import refuse_unusable
@@ -95,21 +93,6 @@ def test_rows_that_are_no_longer_in_the_file_do_not_count(tmp_path: Path) -> Non
     results.write_bytes(results.read_bytes().splitlines(keepends=True)[0])
     assert sweep.close(is_part=False, status=0, began=0.0) == 1
     assert printed.getvalue().splitlines()[-1] == "1 of 2 runs done, 1 left"
-
-
-def test_rows_are_read_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, lines = Counter[str](), files.lines
-    sweep, _ = sweep_of(tmp_path / "s", jobs_in(tmp_path / "s", "a", "b"))
-    sweep.run()
-
-    def counted(path: Path) -> Iterator[bytes]:
-        read[path.name] += 1
-        return lines(path)
-
-    monkeypatch.setattr(files, "lines", counted)
-    sweep.close(is_part=False, status=0, began=0.0)
-    assert read == {"results.jsonl": 1, "details.jsonl": 1}
-    assert {"results.csv", "report.html", "junit.xml"} <= {path.name for path in (tmp_path / "s").iterdir()}
 
 
 @pytest.mark.slow

@@ -1,29 +1,21 @@
 """A resumed sweep runs its recorded cells; words that are typed say how."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from conftest import Finished, dcpbench, resume
+from conftest import dcpbench, resume
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import is_how_run, schema_class
 from dcpbench.core.cell_key import HOW_RUN
-from dcpbench.plan.plan import PlannedCell
-from dcpbench.records.row import Row
-from dcpbench.records.store import append_row, read_lines
 from dcpbench.sweep.folder import SweepRecord
 from dcpbench.sweep.request import value_of
-from dcpbench.sweep.valid_rows import valid_rows
-from support.alone import config
-from support.jobs import job
 from support.pretended_engine import PRETENDED
 from support.requests import request
-from support.rows import row
 
 
 def keys_of(kind: Any, prefix: str = "", how_run: bool = False) -> Iterator[tuple[str, bool]]:
@@ -85,14 +77,6 @@ def test_words_on_how_cells_run_replace_those_of_the_sweep(recorded: Path, tmp_p
     assert read == [f"{tmp_path}/ck", f"{tmp_path}/a b.yaml", f"{tmp_path}/lib.so"]
 
 
-@pytest.mark.parametrize("word", ["executor.hosts=2", "sharing=none,disjoint", "executor.address=b:2"])
-def test_resumed_sweep_has_its_recorded_words(word: str, recorded: Path, tmp_path: Path) -> None:
-    taken = request([word], resume=recorded).words
-    key = word.partition("=")[0]
-    assert taken[: len(WORDS)] == [word if one.startswith(f"{key}=") else one for one in WORDS]
-    assert Path.cwd() == tmp_path / "started"
-
-
 def test_removed_folder_of_a_sweep_is_named(recorded: Path, tmp_path: Path) -> None:
     (tmp_path / "started").rmdir()
     with pytest.raises(ConfigError, match=r"cannot enter .*/started, .*; make that folder, or a link"):
@@ -133,45 +117,6 @@ def test_words_about_other_cells_are_refused(typed: str, says: str, recorded: Pa
     assert Path.cwd() == tmp_path
 
 
-def asked(name: str, words: str, **values: Any) -> PlannedCell:
-    made = job(config(**values))
-    columns = {**made.columns, "cell": name}
-    return replace(made, name=name, overrides=words.split(), folder=Path(name), columns=columns)
-
-
-DDP, FSDP2 = asked("ddp", "parallel=ddp", parallel="ddp"), asked("fsdp2", "parallel=fsdp2", parallel="fsdp2")
-
-
-def row_of(one: PlannedCell, **values: Any) -> Row:
-    about = {"cell": one.name, "repeat": one.config.repeat, "config_digest": one.key.digest}
-    about |= {"config": dict(one.key.values), "expected_digest": "e", "code_digest": "c"}
-    return row(**{**about, "torch_version": "t", **values})
-
-
-def test_rows_are_valid_by_the_run_of_their_cell(tmp_path: Path) -> None:
-    known = {"expected_digest": "e", "code_digest": "c", "torch_version": "t", "dcpbench_commit": None}
-    before = asked("grown", "", parallel="ddp", seed=3, saves=2)
-    jobs = [
-        replace(one, columns={**one.columns, **known})
-        for one in (DDP, FSDP2, asked("grown", "", parallel="fsdp2", seed=3, save_at=0))
-    ]
-    append_row(tmp_path, row_of(FSDP2, cell="an earlier name"))
-    append_row(tmp_path, row_of(DDP, cell="elsewhere", config_digest="of no cell"))
-    append_row(tmp_path, row_of(DDP, repeat=1))
-    append_row(tmp_path, row_of(before))
-    append_row(tmp_path, row_of(DDP, expected_digest="f"))
-    found = valid_rows(read_lines(tmp_path), jobs, False, {})
-    assert [*found.lines] == [FSDP2.run]
-    assert len(found.superseded) == 4
-    assert found.sentences(3)[1:] == [
-        "resume: 1 cell again: its configuration has changed: repeat was 1 and is 0",
-        "resume: 1 cell again: its configuration has changed: "
-        "parallel was ddp and is fsdp2, saves was 2 and is 3, save_at was null and is 0",
-        "resume: 1 cell again: its known failures, or what has to detect its fault, have changed",
-        "resume: 1 row of no cell of this sweep; moved away",
-    ]
-
-
 def test_record_whose_cells_are_no_folders_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "..", "a/b", ""):
         SweepRecord([], "/", {"a": [], name: []}, []).write(tmp_path)
@@ -189,37 +134,22 @@ hydra:
 """
 
 
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A sweep of an experiment with random seeds and repeats, of which a word selected, half done."""
-    place = tmp_path_factory.mktemp("recorded")
-    (place / "conf/experiment").mkdir(parents=True)
-    (place / "conf/experiment/mine.yaml").write_text(EXPERIMENT.format(key="saves: 2"))
+@pytest.mark.slow
+def test_recorded_cells_of_an_experiment_run_again(tmp_path: Path) -> None:
+    """With random seeds, of which a word selected, after its blocks were edited, by words that were not typed
+    again."""
+    folder, conf = tmp_path / "sweep", tmp_path / "conf/experiment/mine.yaml"
+    conf.parent.mkdir(parents=True)
+    conf.write_text(EXPERIMENT.format(key="saves: 2"))
     words = ("--config-dir=conf", "experiment=mine", "device=cpu", "world_size=1", "sharing=correctness,none")
-    folder = place / "sweep"
-    ended = dcpbench(
-        "run", *words, PRETENDED, "timeouts.cell_s=100", f"hydra.sweep.dir={folder}", folder=folder, cwd=place
-    )
+    how = (PRETENDED, "timeouts.cell_s=100", f"hydra.sweep.dir={folder}")
+    ended = dcpbench("run", *words, *how, folder=folder)
     assert len(ended.rows) == 6, ended.err
     lines = (folder / "results.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "results.jsonl").write_bytes(b"".join(lines[::2]))
-    return ended
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_edited", [True, False])
-def test_recorded_cells_of_an_experiment_run_again(
-    is_edited: bool, experiment: Finished, tmp_path: Path
-) -> None:
-    """With random seeds, after its blocks were edited, by words that were not typed again."""
-
-    folder = tmp_path / "sweep"
-    shutil.copytree(experiment.folder, folder)
-    conf = experiment.folder.parent / "conf/experiment/mine.yaml"
     names = [*json.loads((folder / "sweep.json").read_text())["cells"]]
-    before = {one["cell"]: one for one in experiment.rows}
-    text = EXPERIMENT.format(key="saves: 2")
-    conf.write_text(text.replace("none,ddp", "fsdp") if is_edited else text)
+    before = {one["cell"]: one for one in ended.rows}
+    conf.write_text(conf.read_text().replace("none,ddp", "fsdp"))
     resumed = resume(folder, "timeouts.cell_s=900", "retry=0", cwd=tmp_path)
     assert resumed.status == 0, resumed.err
     assert resumed.err.splitlines()[0] == "resume: 3 of 6 cells are done"

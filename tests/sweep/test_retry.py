@@ -9,22 +9,19 @@ from unittest import mock
 
 import pytest
 
-from dcpbench.config.groups import FaultConfig, KeepCheckpoints, StorageConfig
+from dcpbench.config.groups import KeepCheckpoints, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import PHASE_S, Measurement
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
-from dcpbench.core.statuses import STATUSES
 from dcpbench.executors.base import Executor, HostsLostError
-from dcpbench.plan.plan import PlannedCell, _one_per_run, code_digest
 from dcpbench.rank.messages import CellSpec, WorldSpec
 from dcpbench.records.row import Row, exit_status
-from dcpbench.records.store import append_row, read_lines, read_rows
-from dcpbench.sweep.cell_runner import CellRunner, needs_retry, remove_checkpoints
+from dcpbench.records.store import read_rows
+from dcpbench.sweep.cell_runner import CellRunner, remove_checkpoints
 from dcpbench.sweep.row_builder import Attempt, row_of
-from dcpbench.sweep.valid_rows import valid_rows
-from dcpbench.verdict.verdict import OUTSIDE, Verdict
+from dcpbench.verdict.verdict import Verdict
 from support import alone
 from support.ends import reported
 from support.jobs import job
@@ -38,16 +35,6 @@ def tried(status: str, reason: str | None = None, fault_seen: bool | None = None
     checks = {"model_equal": status != "crash"}
     verdict = Verdict(status, reason, checks, fault_seen=fault_seen)
     return Attempt(verdict, "2026-11-21T00:00:00+00:00", [StageEnd()])
-
-
-@pytest.mark.parametrize("status", STATUSES)
-def test_cells_that_are_not_ok_are_retried_without_fault(status: str) -> None:
-    assert needs_retry(tried(status), Config()) is (status not in ("pass", "xfail", "skip"))
-    assert not needs_retry(tried(status), Config(retry=0))
-    assert not needs_retry(replace(tried(status), ends=()), Config()), "its ranks never ran"
-    planted = Config(fault=FaultConfig(name="lr_not_restored", target="x.y"))
-    for seen in (True, False):
-        assert not needs_retry(tried(status, fault_seen=seen), planted)
 
 
 KIND = WorldSpec(1, "cpu", False)
@@ -94,44 +81,6 @@ def test_retry_is_another_run(tmp_path: Path, first: str, second: str, keep: str
     assert (tmp_path / after.cell / ".hydra" / "overrides.yaml").exists()
 
 
-def test_retries_come_after_all_planned_runs(tmp_path: Path) -> None:
-    first, second = jobs_in(tmp_path, "save=sync,repeat=0", "save=sync,repeat=1", retry=1)
-    second = replace(second, config=replace(second.config, repeat=1))
-    planned = _one_per_run([first, second])
-    retries = [run.retry for run in planned]
-    assert [(run.name, run.config.repeat, run.columns["retry_of"]) for run in retries] == [
-        ("save=sync,repeat=2", 2, 0),
-        ("save=sync,repeat=3", 3, 1),
-    ]
-
-
-def known(folder: Path, retry: int) -> PlannedCell:
-    """A cell whose row, with these digests, is valid for a resume."""
-    (planned,) = jobs_in(folder, "a", retry=retry)
-    own = {"config_digest": planned.key.digest, "code_digest": code_digest(planned.config)}
-    return replace(planned, columns={**planned.columns, **own, "expected_digest": "e"})
-
-
-@pytest.mark.parametrize("rerun_failed", [False, True])
-def test_retry_is_as_valid_as_its_run(tmp_path: Path, rerun_failed: bool) -> None:
-    planned = known(tmp_path, retry=1)
-    append_row(tmp_path, row_of(planned, tried("fail")), row_of(planned.retry, tried("pass")))
-    found = valid_rows(read_lines(tmp_path), [planned], rerun_failed, {})
-    kept = not rerun_failed
-    assert [len(found.lines), len(found.superseded)] == ([2, 0] if kept else [0, 2])
-    assert found.sentences(1)[0] == f"resume: {int(kept)} of 1 cells are done"
-    assert found.foreign == 0
-
-
-@pytest.mark.parametrize("outside", [None, "a host was lost"])
-def test_failure_from_outside_runs_again(tmp_path: Path, outside: str | None) -> None:
-    planned, attempt = known(tmp_path, retry=0), tried("error")
-    details = {OUTSIDE: outside} if outside else {}
-    append_row(tmp_path, row_of(planned, replace(attempt, verdict=replace(attempt.verdict, details=details))))
-    found = valid_rows(read_lines(tmp_path, kept=OUTSIDE), [planned], False, {})
-    assert [*found.reasons] == ([f"it failed for a reason outside it ({outside})"] if outside else [])
-
-
 @pytest.fixture
 def without_privileges() -> Iterator[Path]:
     """A folder of this process's own, which is not root's while the test runs."""
@@ -155,15 +104,6 @@ def test_read_only_checkpoints_are_removed(without_privileges: Path) -> None:
     checkpoints.chmod(0o555)
     assert remove_checkpoints(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints) == []
     assert not checkpoints.exists()
-
-
-def test_failed_removal_is_reported(without_privileges: Path) -> None:
-    checkpoints = without_privileges / "checkpoints"
-    checkpoints.mkdir()
-    without_privileges.chmod(0o555)
-    told = remove_checkpoints(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints)
-    without_privileges.chmod(0o755)
-    assert [one.startswith(f"{checkpoints} could not be removed: ") for one in told] == [True]
 
 
 def test_phases_are_those_of_the_slowest_rank() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, run
+from conftest import Command, Finished, run
 from dcpbench.code.provenance import installation, package_digest
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
@@ -26,10 +26,10 @@ from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
 from dcpbench.plugins.hosts.host_agent import HostState
 from dcpbench.plugins.hosts.hosts import HostProxy, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
+from dcpbench.plugins.hosts.placement import spread
 from dcpbench.rank.messages import CellSpec, RunId, WorldSpec
 from dcpbench.records.store import read_rows
 from support.alone import config
-from support.commands import main as report
 from support.commands import python
 from support.hosts import copy_dcpbench
 from support.pretended_engine import PRETENDED
@@ -115,6 +115,31 @@ def placed(cluster: Cluster, kind: WorldSpec = TWO_RANKS) -> dict[str, range]:
     spec = CellSpec(RunId("tests", "cell", 0), config(), "", "")
     executor._ready(kind, spec)
     return {one.agent.name: one.ranks for one in executor._groups[kind]}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "hosts", "room", "placed"),
+    [
+        (4, None, {"a": 9, "b": 9}, {"a": range(2), "b": range(2, 4)}),
+        (4, None, {"a": 9, "b": 9, "c": 9}, {"a": range(2), "b": range(2, 4)}),
+        (3, None, {"a": 1, "b": 1, "c": 1}, {"a": range(1), "b": range(1, 2), "c": range(2, 3)}),
+        (4, None, {"a": 1, "b": 4, "c": 2}, {"b": range(2), "c": range(2, 4)}),
+        (5, None, {"a": 2, "b": 4}, {"a": range(2), "b": range(2, 5)}),
+        (1, None, {"a": 4, "b": 4}, {"a": range(1)}),
+        (4, None, {"a": 2}, None),
+        (4, None, {}, None),
+        (4, 2, {"a": 9, "b": 9, "c": 9}, {"a": range(2), "b": range(2, 4)}),
+        (3, 2, {"a": 9, "b": 9}, {"a": range(2), "b": range(2, 3)}),
+        (4, 2, {"a": 1, "b": 1, "c": 3}, {"a": range(1), "c": range(1, 4)}),
+        (4, 2, {"a": 9}, None),
+        (4, 2, {"a": 2, "b": 1, "c": 1}, None),
+        (4, 2, {"a": 4, "b": 0}, None),
+    ],
+)
+def test_neighbors_share_the_requested_hosts_evenly(
+    world_size: int, hosts: int | None, room: dict[str, int], placed: dict[str, range] | None
+) -> None:
+    assert spread(world_size, room, hosts) == placed
 
 
 def test_target_that_a_host_cannot_import_is_refused() -> None:
@@ -291,18 +316,16 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.slow
-def test_requested_hosts_are_part_of_the_cell(asked: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requested_hosts_are_part_of_the_cell(asked: Finished, command: Command) -> None:
     rows, _ = read_rows(asked.folder)
     hosts = {row["world_size"]: row["config"].get("executor.hosts") for row in rows}
     assert hosts == {1: None, 2: 2}
     other = asked.folder.parent / "other"
     assert run(other, *CELLS, PRETENDED).status == 0
-    compare = ["compare", str(other), str(asked.folder), "--fail-on", "vanished,new"]
-    assert report(compare) == 1
-    assert "No cell is in both" not in capsys.readouterr().out
-    assert report([*compare, "--ignore", "executor.hosts"]) == 0
-    assert report(["history", str(other.parent)]) == 0
-    assert "1 cell not in the newest sweep" in capsys.readouterr().out
+    compare = ("compare", other, asked.folder, "--fail-on", "vanished,new")
+    assert "No cell is in both" not in command(*compare, status=1).out
+    command(*compare, "--ignore", "executor.hosts")
+    assert "1 cell not in the newest sweep" in command("history", other.parent).out
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from support.s3 import CREDENTIALS, s3_server
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
 from dcpbench.plugins.hosts import ray_engine
-from support.commands import python
 
 pytestmark = pytest.mark.multinode
 
@@ -213,21 +212,6 @@ def test_cells_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
     assert [row["status"] for row in resumed.rows] == ["pass", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert resumed.rows[1]["config"]["executor.hosts"] == 2
-
-
-def test_host_with_another_dcpbench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host has another copy, from which its actor comes; its ranks import what the driver does."""
-    folder = tmp_path / "sweep"
-    with hosts(1) as one:
-        one.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
-        words = ("device=cpu", "saves=1", "parallel=ddp", "world_size=2", *one.words)
-        monkeypatch.delenv("PYTHONPATH", raising=False)
-        ended = python("-m", "dcpbench", *words, f"hydra.sweep.dir={folder}", cwd=tmp_path)
-    assert ended.returncode == 2, ended.stdout
-    *_, line = ended.stderr.splitlines()
-    differs = r"dcpbench is \w{16} and \w{16} on host 127\.0\.0\.3 and \w{16} on the driver's host"
-    assert re.search(differs, line), line
-    assert not folder.exists()
 
 
 def test_driver_ends_at_once_without_its_cluster(tmp_path: Path) -> None:

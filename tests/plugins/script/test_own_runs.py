@@ -84,9 +84,3 @@ def test_frozen_run_fails_after_a_reference(tmp_path: Path) -> None:
     rows, progress = checked(tmp_path / "results", (), "impatient")
     assert [row["verdict"] for row in rows] == ["exact"] * 4, progress
     assert progress.count(": a run of its own") == 4
-
-
-def test_stop_that_is_not_reached(tmp_path: Path) -> None:
-    rows, progress = checked(tmp_path / "results", ("kill@99", "kill@11"))
-    assert [row["verdict"] for row in rows] == ["not_reached", "exact"]
-    assert "a run of its own" not in progress

@@ -70,11 +70,6 @@ def test_status_and_output(log: Path) -> None:
     assert log.read_text() == "out\nerr\n"
 
 
-def test_command_that_is_not_there(log: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="No such file"):
-        started(log, "no-such-command")
-
-
 def test_a_helper_that_ends_after_the_command_ends_rightly(log: Path) -> None:
     with started(log, "sh", "-c", f"(sleep 0.3; echo done > {log}-helper) & exit 0") as process:
         until(lambda: process.poll() is not None)
