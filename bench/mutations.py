@@ -122,13 +122,13 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "rank 0 skipped": (
         _CHECKS,
-        "target), cell.world.group\n",
-        "target), cell.world.group\n        if cell.world.rank == 0:\n            return\n",
+        "live_state()), cell.world.group\n",
+        "live_state()), cell.world.group\n        if cell.world.rank == 0:\n            return\n",
     ),
     "last rank skipped": (
         _CHECKS,
-        "target), cell.world.group\n",
-        "target), cell.world.group\n        if cell.world.size == cell.world.rank + 1: return\n",
+        "live_state()), cell.world.group\n",
+        "live_state()), cell.world.group\n        if cell.world.size == cell.world.rank + 1: return\n",
     ),
     "oldest checkpoint skipped": (
         "scenarios/save_load.py",
@@ -143,7 +143,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "snapshot after the save": (
         _STEPS,
         '    cell.measure("save_stall_s", pending.released',
-        '    saved = retained_state(run)\n    cell.measure("save_stall_s", pending.released',
+        '    saved = run.retained_state()\n    cell.measure("save_stall_s", pending.released',
     ),
     "unrestored runs without noise": (
         "runs/build_run.py",

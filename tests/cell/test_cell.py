@@ -20,7 +20,6 @@ from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.runs.build_run import build
-from dcpbench.runs.run_state import as_saved, expected_keys, is_small, live_state
 from dcpbench.state import snapshot
 from dcpbench.state.layout import whole
 from dcpbench.state.snapshot import TensorLeaf, snapshot_nested
@@ -183,7 +182,7 @@ def test_small_model_has_no_large_tensor(names: tuple[str, ...], monkeypatch: py
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 8)
     tensor = large(*names)
     leaves = snapshot_nested({name: tensor(name) for name in ("first", "middle", "last")})
-    assert is_small({StatePart.model: leaves}) is (not names)
+    assert Checkpoint(1, "", {StatePart.model: leaves}).is_small is (not names)
 
 
 def test_large_model_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +202,7 @@ def test_shared_memory_is_found_across_the_state(tmp_path: Path) -> None:
     run.tensor_object.tensors["fp8"] = run.tensor_object.tensors["flags"]
     run.tensor_object.data = last.data
     run.random.states["cpu"] = run.tensor_object.tensors["integers"]
-    shared = live_state(run)[StatePart.flags]["shared_memory",]
+    shared = run.live_state()[StatePart.flags]["shared_memory",]
     assert [set(names.split(", ")) for names in shared.split("; ")] == [
         {"net1.weight", "state.net1.weight.exp_avg"},
         {"net2.bias", "state.net2.bias.exp_avg", "tensor_object.data"},
@@ -219,9 +218,9 @@ def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
     for name in frozen:
         parameters[name].requires_grad_(False)
     run.options = StateDictOptions(ignore_frozen_params=True)
-    leaves = live_state(run)
+    leaves = run.live_state()
     beside = {("beside",): TensorLeaf(torch.zeros(1), leaves[StatePart.model]["net1.bias",].extent, None)}
-    promised = expected_keys(as_saved(run, leaves), beside)
+    promised = Checkpoint(1, "", leaves, run.as_saved(leaves)).expected_entries(beside)
     expected = {f"model.{name}" for name in parameters.keys() - set(frozen)}
     assert {key for key in promised if key.startswith("model.")} == expected
     others = {key for key in promised if not key.startswith("model.")}
@@ -272,9 +271,9 @@ def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:
 
 def test_random_state_is_compared_if_restorable() -> None:
     run = build(config(**SMALL), world(), 0)
-    assert StatePart.random in live_state(run)
+    assert StatePart.random in run.live_state()
     run.exclusions = replace(run.exclusions, generators=frozenset())
-    assert StatePart.random not in live_state(run)
+    assert StatePart.random not in run.live_state()
 
 
 def test_metric_that_is_never_measured_is_refused() -> None:

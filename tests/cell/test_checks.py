@@ -33,7 +33,6 @@ from dcpbench.runs import build_run
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import Exclusions, Run
-from dcpbench.runs.run_state import live_state
 from dcpbench.state.snapshot import Leaves
 from dcpbench.twin import gradients, lockstep
 from dcpbench.twin.lockstep import TwinGradients
@@ -83,7 +82,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
 
 
 def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, build_twin = lockstep.trained_state, build_run.build_twin
+    honest, build_twin = OwnRun.trained_state, build_run.build_twin
     missing: Name = ("state", "net1.bias", "exp_avg")
     twins: list[OwnRun] = []
 
@@ -95,7 +94,7 @@ def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) 
         return {name: leaf for name, leaf in honest(run, *given).items() if run in twins or name != missing}
 
     monkeypatch.setattr(build_run, "build_twin", build)
-    monkeypatch.setattr(lockstep, "trained_state", state)
+    monkeypatch.setattr(OwnRun, "trained_state", state)
     (report,) = run_alone(**ONCE).reports
     seen = report.checks["step_equal"]
     assert {(one.name, one.problem) for one in seen.distinct.values()} == {
@@ -108,7 +107,7 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
     asked: list[tuple[str, str, bool]] = []
 
     def probe(name: str, cell: Cell, target: OwnRun, loaded: Checkpoint) -> None:
-        equal = not loaded.compare(loaded.state[StatePart.model], live_state(target)[StatePart.model], None)
+        equal = not loaded.compare(loaded.state[StatePart.model], target.live_state()[StatePart.model], None)
         asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.times_measured('load_s')}", equal))
 
     mine = {name: CheckSpec(name, "", probe=partial(probe, name)) for name in ("first", "last")}
@@ -275,7 +274,7 @@ def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     steps.train_reference(cell, reference, 2)
     steps.load(cell, reference.live_run, saved)
     assert cell.report.checks["side_effect_free"].count == 0
-    live = live_state(reference.live_run)[StatePart.model]
+    live = reference.live_run.live_state()[StatePart.model]
     found = saved.compare(saved.state[StatePart.model], live, None)
     assert found == []
     steps.load(cell, build(cell.config, cell.world, 1), saved)

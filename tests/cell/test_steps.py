@@ -24,8 +24,7 @@ from dcpbench.core.state import Name, StatePart
 from dcpbench.formats.files import recorded_syncs, synced_in
 from dcpbench.runs.build_run import build
 from dcpbench.runs.run import Exclusions
-from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import Leaves
+from dcpbench.state.snapshot import Leaves, State
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.world import World
 from support import trainers

@@ -20,8 +20,7 @@ from dcpbench.core.state import CHECK_OF, StatePart, key_of
 from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import NO_EXCLUSIONS
-from dcpbench.runs.run_state import State, live_state, retained_state
-from dcpbench.state.snapshot import TensorLeaf, digested, named_parameters
+from dcpbench.state.snapshot import State, TensorLeaf, digested, named_parameters
 from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, run_alone
 from support.notes import why_not
@@ -50,19 +49,19 @@ def wrongly_loaded(
 ) -> tuple[OwnRun, Checkpoint]:
     """A run that has loaded nothing, its checkpoint, and what is wrong in the report, with the defects."""
     saved, target = trained(cell, 2), trained(cell, 1)
-    state = retained_state(saved)
+    state = saved.retained_state()
     if large:
         state = {check: digested(leaves) for check, leaves in state.items()}
     vars(cell)["checkpointer"] = reader
     checkpoint = Checkpoint(2, "", state)
-    for part, leaves in live_state(target).items():
+    for part, leaves in target.live_state().items():
         found = [replace(one, by=by(one.name)) for one in compare(state[part], leaves)]
         cell.record(CHECK_OF[part], Compared(found, {}, {}), checkpoint.place)
     return target, checkpoint
 
 
 def wrong(checkpoint: Checkpoint, run: OwnRun) -> set[str]:
-    state = live_state(run)
+    state = run.live_state()
     return {
         one.name
         for part, leaves in checkpoint.state.items()
@@ -108,8 +107,8 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))
     saved, target = trained(cell, 2), build(cell.config, cell.world, 1)
     vars(cell)["checkpointer"] = Reader()
-    checkpoint = Checkpoint(2, "", retained_state(saved))
-    state, live = (each[StatePart.optimizer] for each in (checkpoint.state, live_state(target)))
+    checkpoint = Checkpoint(2, "", saved.retained_state())
+    state, live = (each[StatePart.optimizer] for each in (checkpoint.state, target.live_state()))
     found = [one for one in compare(state, live) if one.problem == "missing"]
     assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= {one.name for one in found}
     explained = [replace(one, by="mine") for one in found]
@@ -126,11 +125,11 @@ def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))
     saved = trained(cell, 2)
     vars(cell)["checkpointer"] = Reader()
-    checkpoint = Checkpoint(2, "", retained_state(saved))
+    checkpoint = Checkpoint(2, "", saved.retained_state())
     target = copy.deepcopy(saved)
     for entries in target.optimizer.state.values():
         entries |= {"step": entries["step"].bfloat16(), "exp_avg": entries["exp_avg"].bfloat16()}
-    found = compare(checkpoint.state[StatePart.optimizer], live_state(target)[StatePart.optimizer])
+    found = compare(checkpoint.state[StatePart.optimizer], target.live_state()[StatePart.optimizer])
     assert {one.problem for one in found} == {Problem.dtype}
     explained = [replace(one, by="mine") for one in found]
     cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
@@ -167,9 +166,9 @@ def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, t
     run = build(cell.config, cell.world, 0)
     run.model.counter = StatefulLayer(saved)
     vars(cell)["checkpointer"] = Reader()
-    checkpoint = Checkpoint(2, "", retained_state(run))
+    checkpoint = Checkpoint(2, "", run.retained_state())
     run.model.counter.value = loaded
-    found = compare(checkpoint.state[StatePart.model], live_state(run)[StatePart.model])
+    found = compare(checkpoint.state[StatePart.model], run.live_state()[StatePart.model])
     cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), checkpoint.place)
     assert repair(cell, run, checkpoint) is None
     assert wrong(checkpoint, run) == set()
@@ -179,7 +178,7 @@ def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, t
 @pytest.mark.parametrize("is_right", [True, False])
 def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))
-    state: State = retained_state(trained(cell, 2))
+    state: State = trained(cell, 2).retained_state()
     stored = {
         key_of(part, name): leaf.local + (not is_right)
         for part in (StatePart.model, StatePart.optimizer, StatePart.extra)

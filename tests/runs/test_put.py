@@ -14,8 +14,7 @@ from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import copy_state, perturb_run, put
-from dcpbench.runs.run_state import State, live_state, retained_state
-from dcpbench.state.snapshot import digested
+from dcpbench.state.snapshot import State, digested
 from dcpbench.workloads.workload import Workload, batches_of
 from support.alone import config, world
 from support.ordinary_optimizers import LowStateAdam
@@ -36,13 +35,13 @@ def without_flags(state: State) -> State:
 
 
 def differing(state: State, run: OwnRun) -> set[Name]:
-    now = live_state(run)
+    now = run.live_state()
     return {name for part, leaves in state.items() for name in leaves.keys() - same_leaves(leaves, now[part])}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adam_and_sgd", "adam_tensor_lr", "muon"])
 def test_snapshot_is_put_into_another_run(optimizer: str) -> None:
-    state = without_flags(retained_state(trained(2, optimizer=optimizer, scheduler="step")))
+    state = without_flags(trained(2, optimizer=optimizer, scheduler="step").retained_state())
     for steps in (0, 1):  # without entries in the optimizer, and with others
         other = trained(steps, optimizer=optimizer, scheduler="step")
         assert differing(state, other)
@@ -54,20 +53,20 @@ def test_absent_values_are_removed() -> None:
     run, moment, option = trained(1), ("state", "net1.weight", "exp_avg"), ("param_groups", 0, "eps")
     left = put(run, {StatePart.optimizer: {moment: ABSENT_LEAF, option: ABSENT_LEAF}})
     assert left == {StatePart.optimizer: {option: ABSENT_LEAF}}, "a group has all of its options"
-    assert {moment, option} & live_state(run)[StatePart.optimizer].keys() == {option}
+    assert {moment, option} & run.live_state()[StatePart.optimizer].keys() == {option}
 
 
 @pytest.mark.parametrize("read", [None, torch.zeros_like, torch.clone])
 def test_digest_needs_the_content_of_which_it_is(read: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
     run, other, name = trained(2), trained(1), ("net1.weight",)
-    saved = {name: live_state(run)[StatePart.model][name]}
+    saved = {name: run.live_state()[StatePart.model][name]}
 
     def read_saved(part: StatePart, of: Name) -> torch.Tensor | None:
         assert (part, of) == (StatePart.model, name)
         return read(saved[name].local) if read else None
 
     left = put(other, {StatePart.model: digested(saved)}, read_saved)[StatePart.model]
-    is_set = torch.equal(live_state(other)[StatePart.model][name].local, saved[name].local)
+    is_set = torch.equal(other.live_state()[StatePart.model][name].local, saved[name].local)
     assert (is_set, left.keys()) == ((True, set()) if read is torch.clone else (False, {name}))
 
 

@@ -7,6 +7,7 @@ import dcpbench
 from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.own_trainer import TrainerRun
+from dcpbench.runs.run import Run
 from support.alone import config, world
 
 SRC = Path(dcpbench.__file__).parent
@@ -35,5 +36,5 @@ def test_a_run_is_complete_when_it_is_built() -> None:
     assert set().union(*found.values()) == NOTED, found
 
 
-def test_a_trainer_inherits_nothing() -> None:
-    assert (TrainerRun.__bases__, OwnRun.__bases__) == ((object,), (object,))
+def test_a_trainer_inherits_nothing_of_an_own_run() -> None:
+    assert (TrainerRun.__bases__, OwnRun.__bases__) == ((Run,), (Run,))

@@ -14,7 +14,6 @@ from dcpbench.core.state import CHECK_OF, text_of
 from dcpbench.formats.audit import Chunk, Entry, Manifest, controls
 from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run_state import live_state
 from dcpbench.scenarios import fine_tune
 from dcpbench.state.flags import HOOKS
 from dcpbench.state.process_state import ProcessState
@@ -48,7 +47,7 @@ class Looked:
 
     def __init__(self, given: Config) -> None:
         self.names: dict[str, set[str]] = {}
-        for part, leaves in live_state(trained(given)).items():
+        for part, leaves in trained(given).live_state().items():
             self.names.setdefault(CHECK_OF[part], set()).update(names_of_control(leaves))
         self.all = set.union(*self.names.values())
         self.restored = self.all - self.names["flags_equal"]

@@ -186,7 +186,7 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only stages of a pipeline have different tensors."""
-    name, trained_state, gathered = ("net2.bias",), lockstep_module.trained_state, World.gathered
+    name, trained_state, gathered = ("net2.bias",), OwnRun.trained_state, World.gathered
 
     def without(run: OwnRun, parts: Any) -> Leaves:
         leaves = dict(trained_state(run, parts))
@@ -199,7 +199,7 @@ def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.Monkey
 
     compared = lockstep(1)
     own = compared._own_parts
-    monkeypatch.setattr(lockstep_module, "trained_state", without)
+    monkeypatch.setattr(OwnRun, "trained_state", without)
     monkeypatch.setattr(World, "gathered", with_another)
     (found,) = compared._compare_state(1, {}).found
     assert (found.name, found.problem) == ("net2.bias", Problem.only_twin)

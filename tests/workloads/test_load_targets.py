@@ -11,7 +11,6 @@ from dcpbench.config.schema import conf_folder
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.runs.build_run import build
 from dcpbench.runs.put import perturb_run
-from dcpbench.runs.run_state import live_state, restorable
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, world
 
@@ -47,13 +46,13 @@ def test_all_else_differs_in_the_target_itself(group: str, value: str) -> None:
     trained = build(given, world(), 0)
     for step in (0, 1, 2):
         trained.train(batches_of(given, world().device), step)
-        saved = restorable(live_state(trained), trained)
+        saved = trained.restorable(trained.live_state())
         target = build(given, world(), 1)
         target.component.prepare(target.model, step)
         if given.load_into.filled:
             target.fill_optimizer()
         unchanged = perturb_run(target, 1000 + step)
-        now = live_state(target)
+        now = target.live_state()
         expected = {"param_groups.0.params"} | UNCHANGED.get(value, set())
         assert {text_of(name) for names in unchanged.values() for name in names} == expected
         for part in saved.keys() - {StatePart.flags}:

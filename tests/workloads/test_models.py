@@ -4,7 +4,6 @@ import pytest
 
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build
-from dcpbench.runs.run_state import live_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import alone, config, world
 
@@ -13,7 +12,7 @@ def test_extra_state_is_compared_as_saved() -> None:
     given = config(model="extra_state")
     trained = build(given, world(), 0)
     trained.train(batches_of(given, world().device), 2)
-    held = live_state(trained)[StatePart.model]
+    held = trained.live_state()[StatePart.model]
     assert held["_extra_state", "seen"] == 2
     assert held["_extra_state", "powers"].local.tolist() == [1.0, 2.0, 4.0]
     saved = trained.state()["model"].state_dict()["_extra_state"]
@@ -22,7 +21,7 @@ def test_extra_state_is_compared_as_saved() -> None:
 
 def test_frozen_layer_is_saved_unless_left_out() -> None:
     run = build(config(model="frozen"), world(), 0)
-    assert live_state(run)[StatePart.flags]["requires_grad", "net1.weight"] is False
+    assert run.live_state()[StatePart.flags]["requires_grad", "net1.weight"] is False
     assert "net1.weight" in run.state()["model"].state_dict()
 
 

@@ -40,7 +40,7 @@ from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.runs.run import Run
-from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import State
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
 

@@ -1,27 +1,34 @@
 """A checkpoint together with the state that a load has to restore."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.compare.across_layouts import compare_state
+from dcpbench.compare.leaves import saved_part
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import Name, StatePart, key_of
+from dcpbench.core.state import CHECK_OF, Name, StatePart, key_of, text_of
+from dcpbench.formats.audit import Entry
 from dcpbench.runs.run import Run
-from dcpbench.runs.run_state import (
-    ExpectedKeys,
+from dcpbench.state import snapshot
+from dcpbench.state.snapshot import (
+    DigestedLeaf,
+    Leaf,
+    Leaves,
     State,
-    StateByKey,
-    live_state,
-    saved_and_live,
+    TensorLeaf,
+    expected_entries,
 )
-from dcpbench.state.snapshot import Leaves
+
+StateByKey = dict[StatePart, dict[str, Leaf]]
+"""A state by the flattened keys of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,34 @@ class Checkpoint:
             for part, leaves in state.items()
         }
 
+    @property
+    def is_small(self) -> bool:
+        """Whether no tensor of the model is large; the same on every rank."""
+        leaves = self.state[StatePart.model].values()
+        tensors = (leaf for leaf in leaves if isinstance(leaf, TensorLeaf | DigestedLeaf))
+        sizes = (math.prod(leaf.extent.shape) * leaf.dtype.itemsize for leaf in tensors)
+        return all(size <= snapshot.LARGE_BYTES for size in sizes)
+
+    def expected_entries(self, extra: Leaves | None = None) -> dict[str, Entry]:
+        """Return the entries that its save has to write on this rank, by flattened key; `extra` is what is
+        saved in addition to `as_saved`."""
+        expected = expected_entries(extra or {})
+        for leaves in self.keyed(self.as_saved).values():
+            expected |= expected_entries(leaves)
+        return expected
+
+    def state_of_one_tensor(self) -> dict[str, Any]:
+        """Return a state for a load of a single tensor of it: a small one, of an object if there is one."""
+        by_key = self.by_key
+        *_, key, leaf = min(
+            (CHECK_OF[part] != "extra_equal", key.count("."), math.prod(leaf.extent.shape), key, leaf)
+            for part in by_key.keys() - {StatePart.flags}
+            for key, leaf in by_key[part].items()
+            if isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel
+        )
+        first, _, rest = key.partition(".")
+        return {first: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
+
     def tensors(
         self, part: Literal["model", "optimizer"], run: Run, checkpointer: Checkpointer
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -80,8 +115,15 @@ class Checkpoint:
             part: `model`, with persistent buffers, or `optimizer`: `state.<FQN>.exp_avg`.
             run: the load target. Its tensors are the live ones, so do not change them.
         """
-        of = StatePart(part)
-        return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.reader_of(of, checkpointer))
+        of, before, now = StatePart(part), dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        saved, read_saved = self.state.get(of, {}), self.reader_of(of, checkpointer)
+        for name, leaf in run.live_state()[of].items():
+            if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
+                stored = saved_part(saved, name, leaf.extent, read_saved)
+                if stored is not None:
+                    before[text_of(name)] = stored.reshape(leaf.local.shape).to(leaf.local.device)
+                    now[text_of(name)] = leaf.local
+        return before, now
 
     def reader_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[Name], torch.Tensor | None]:
         """Return a function that reads a tensor by its name in a part; each rank may call it alone."""
@@ -123,6 +165,6 @@ class SaveInFlight(NamedTuple):
     pending: PendingSave
     files: Future[AtSuccess]
     still_open: Callable[[], Compared]
-    keys: ExpectedKeys
+    keys: dict[str, Entry]
     in_files: StateByKey
     number: int

@@ -1,6 +1,6 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,23 +29,10 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, Place
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
-from dcpbench.runs import put
-from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.put import change_again
-from dcpbench.runs.run import Exclusions, Run, TrainingEndedError, Unchanged, compute_dtypes_of
-from dcpbench.runs.run_state import (
-    State,
-    as_saved,
-    comparable,
-    is_small,
-    live_state,
-    restorable,
-    retained_copy,
-    retained_state,
-    state_of_one_tensor,
-)
-from dcpbench.state.snapshot import Leaves
+from dcpbench.core.state import CHECK_OF, Name, StatePart, key_of, text_of
+from dcpbench.runs.put import change_again, perturb_run
+from dcpbench.runs.run import Exclusions, Run, TrainingEndedError
+from dcpbench.state.snapshot import Leaves, State, retained
 
 Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
@@ -73,8 +60,8 @@ def perturb_target(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
     it is detected, and run the negative control of each part. What cannot be changed, and flags, which no
     load restores, are changed in a copy. `number` varies the new values."""
     with cell.phase("build"):
-        unchanged = put.perturb_run(target, other_seed(cell, number))
-        if cell.config.load_into.gradients and isinstance(target, OwnRun):
+        unchanged = perturb_run(target, other_seed(cell, number))
+        if cell.config.load_into.gradients:
             target.leave_gradients(cell.batches)
     with cell.phase("verify", "power"):
         controls = _controls(cell, target, checkpoint, unchanged)
@@ -90,16 +77,18 @@ def perturb_target(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
             controls = _controls(
                 cell, target, checkpoint, change_again(target, checkpoint.state, unchanged, missed)
             )
-        cell.unrestored[checkpoint.checkpoint_id] = retained_state(target) if needs_copy(cell) else {}
+        cell.unrestored[checkpoint.checkpoint_id] = target.retained_state() if needs_copy(cell) else {}
     return controls
 
 
-def _controls(cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchanged) -> Controls:
+def _controls(
+    cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Mapping[StatePart, Collection[Name]]
+) -> Controls:
     """Compare a checkpoint with a target that was made different, and with changed copies of what is
     `unchanged` in it."""
     controls: Controls = {}
-    unrestored = restorable(live_state(target), target)
-    for part, leaves in restorable(checkpoint.state, target).items():
+    unrestored = target.restorable(target.live_state())
+    for part, leaves in target.restorable(checkpoint.state).items():
         names = leaves if part is StatePart.flags else unchanged.get(part, ())
         changed = perturbed_where(leaves, unrestored[part], names)
         mismatches = checkpoint.compare(leaves, changed, cell.world.group, closely=False)
@@ -129,7 +118,7 @@ def load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> 
     steps.load(cell, target, checkpoint)
     with cell.phase("verify", "side_effects"):
         compared = compare_controlled(
-            before, tensors(live_state(reference.live_run)), proven=cell.proven("side_effect_free")
+            before, tensors(reference.live_run.live_state()), proven=cell.proven("side_effect_free")
         )
         where = Place("loaded", checkpoint.step)
         cell.record("side_effect_free", compared, where, side_effects.LOAD)
@@ -144,15 +133,15 @@ def load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> 
 def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: Controls) -> None:
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. The checks of plug-ins follow."""
-    expected = restorable(checkpoint.state, target)
+    expected = target.restorable(checkpoint.state)
     if cell.config.own_trainer:
-        attributes = comparable(checkpoint.state, target.exclusions)[StatePart.extra]
+        attributes = target.exclusions.comparable(checkpoint.state)[StatePart.extra]
         _note_values(cell, target.unrestored_values(attributes))
     if cell.config.own_trainer and not cell.world.any_rank(expected[StatePart.extra]):
         del expected[StatePart.extra]
         cell.leave_out(["extra_equal"], "training changes no plain attribute of the trainer")
     with cell.phase("verify", "equality"):
-        actual, group = restorable(live_state(target), target), cell.world.group
+        actual, group = target.restorable(target.live_state()), cell.world.group
         comparisons: dict[StatePart, Comparison] = {}
         for part, leaves in expected.items():
             read_saved = checkpoint.reader_of(part, cell.checkpointer)
@@ -192,7 +181,7 @@ def verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
 
     absent, present = (
         partial(load, {"absent": torch.zeros(1)}),
-        partial(load, state_of_one_tensor(checkpoint.by_key)),
+        partial(load, checkpoint.state_of_one_tensor()),
     )
     with cell.phase("verify", "absent_key"):
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
@@ -201,16 +190,16 @@ def verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
 def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, reference: ReferenceRun) -> None:
     """Save a resumed run and load that checkpoint into the same run, made different; a trainer trains on.
     Large models are left out: it would cost as much as everything else in the cell."""
-    if not is_small(checkpoint.state):
+    if not checkpoint.is_small:
         return
     checkpointer, step = cell.checkpointer, target.train_state.step
     beside = Path(checkpointer.name_of(step))
     # A trainer may read the step from the name, and remove what else it finds in the folder.
     relative = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
     name = str(cell.folder / relative)
-    state = retained_state(target)
+    state = target.retained_state()
     again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
-    again = replace(again, state=state, as_saved=as_saved(target, state))
+    again = replace(again, state=state, as_saved=target.as_saved(state))
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()  # the load waits for all ranks
     load_and_verify(cell, target, again)
@@ -272,7 +261,7 @@ def resume(
     generators = dict(target.random.states)
     if cell.config.own_trainer:
         resumed, ended = _resume_trainer(cell, target, checkpoint, reference, last)
-    elif exactly or not isinstance(target, OwnRun) or target.exclusions.why_no_twin:
+    elif exactly or target.exclusions.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
         resumed, _ = train_with_twin(cell, target, reference, last, where, other_seed(cell, 0))
@@ -280,7 +269,7 @@ def resume(
         cell.leave_out((of_losses, "state_resume_equal"), why, where)
         return
     with cell.phase("verify", "resumed"):
-        dtypes = compute_dtypes_of(target).union(reference.exclusions.compute_dtypes)
+        dtypes = target.compute_dtypes.union(reference.exclusions.compute_dtypes)
         close = None if exactly else (cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, reference.exclusions, where):
@@ -292,13 +281,13 @@ def resume(
         left = names_by_defect(cell, flags)  # no step changes the flags that a load has left
         actual, expected = (
             {**state, flags: {name: leaf for name, leaf in state[flags].items() if text_of(name) not in left}}
-            for state in (live_state(target), comparable(reference.states[last], target.exclusions))
+            for state in (target.live_state(), target.exclusions.comparable(reference.states[last]))
         )
         if cell.config.own_trainer and until:  # it trains on
             del actual[StatePart.extra]
-        for part, leaves in retained_copy(actual).items():
+        for part, live in actual.items():
             if not ended and (exactly or part is flags):
-                how, proven = None, cell.proven("side_effect_free")
+                leaves, how, proven = retained(live), None, cell.proven("side_effect_free")
                 if checkpoint.by_content:
                     how, proven = partial(checkpoint.compare, group=cell.world.group), set()
                 compared[part] = compare_controlled(expected[part], leaves, proven=proven, how=how)

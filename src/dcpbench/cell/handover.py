@@ -20,8 +20,8 @@ from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Place
 from dcpbench.core.state import StatePart, names_with_texts
 from dcpbench.runs.run import Exclusions
-from dcpbench.runs.run_state import State, full_tensors
-from dcpbench.state.snapshot import PLAIN
+from dcpbench.state.layout import whole
+from dcpbench.state.snapshot import PLAIN, State, TensorLeaf
 
 _ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 
@@ -105,6 +105,8 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
         full[part], compared = compare_ranks(leaves, cell.world.group)
         if compared.found and saved:
             wrong = names_with_texts(leaves, {mismatch.name for mismatch in compared.found})
-            stored = full_tensors(wrong, saved.reader_of(part, cell.checkpointer))
+            read_saved = saved.reader_of(part, cell.checkpointer)
+            tensors = {name: tensor for name in wrong if (tensor := read_saved(name)) is not None}
+            stored = {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
             record_restored(cell, saved, {part: Comparison(leaves, stored, compared)}, saved.place)
     return full

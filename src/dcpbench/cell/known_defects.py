@@ -21,7 +21,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import CHECK_OF, Name, StatePart, text_of
 from dcpbench.runs.put import put_saved
 from dcpbench.runs.run import Run
-from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import State
 
 Part = TypeVar("Part", bound=str)
 

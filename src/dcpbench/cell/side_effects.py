@@ -10,14 +10,8 @@ from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
 from dcpbench.runs.run import Run
-from dcpbench.runs.run_state import (
-    State,
-    live_gradients,
-    live_state,
-    retained_state,
-)
 from dcpbench.state.process_state import ProcessState
-from dcpbench.state.snapshot import Leaves, retained
+from dcpbench.state.snapshot import Leaves, State, retained
 from dcpbench.workloads.generators import states_of_generators
 
 SAVE: Sides = ("{} before the save", "{} after it")
@@ -32,10 +26,10 @@ def unchanged(
     """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
     run's state, if there is one already."""
     with cell.phase("verify", "side_effects"):
-        before = _observed(cell, (state or retained_state(run)) if run else {})
+        before = _observed(cell, (state or run.retained_state()) if run else {})
     yield
     with cell.phase("verify", "side_effects"):
-        after = _observed(cell, live_state(run) if run else {})
+        after = _observed(cell, run.live_state() if run else {})
         compared = compare_controlled(before, after, proven=cell.proven("side_effect_free"))
         cell.record("side_effect_free", compared, where, sides)
 
@@ -48,10 +42,10 @@ def gradients_unchanged(cell: Cell, target: Run, where: Place) -> Iterator[None]
         yield
         return
     with cell.phase("verify", "side_effects"):
-        before = retained(live_gradients(target))
+        before = retained(target.live_gradients())
     yield
     with cell.phase("verify", "side_effects"):
-        cell.record("side_effect_free", compare_controlled(before, live_gradients(target)), where, LOAD)
+        cell.record("side_effect_free", compare_controlled(before, target.live_gradients()), where, LOAD)
         target.model.zero_grad()
 
 

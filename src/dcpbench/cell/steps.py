@@ -25,18 +25,8 @@ from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
 from dcpbench.formats.audit import compare_manifest
 from dcpbench.runs import build_run
-from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, Run
-from dcpbench.runs.run_state import (
-    State,
-    as_saved,
-    drop_unneeded_generators,
-    expected_keys,
-    restorable,
-    retained_state,
-)
-from dcpbench.state.snapshot import Leaves, retained
-from dcpbench.workloads.generators import States
+from dcpbench.runs.run import Exclusions, Run
+from dcpbench.state.snapshot import Leaves, State, retained
 
 
 @dataclass
@@ -65,10 +55,10 @@ class ReferenceRun:
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     unrestored: list[float] = field(default_factory=list)
-    exclusions: Exclusions = NO_EXCLUSIONS
+    exclusions: Exclusions = field(default_factory=Exclusions)
     unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
     after_first_step: dict[int, Leaves] = field(default_factory=dict)
-    generators: dict[int, States] = field(default_factory=dict)
+    generators: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
     exactly: bool = True
     window: Window | None = None
@@ -88,7 +78,7 @@ def other_seed(cell: Cell, number: int) -> int:
     return cell.config.seed + 1000 * (number + 1)
 
 
-def build_cell_run(cell: Cell, seed: int, exclusions: Exclusions = NO_EXCLUSIONS) -> Run:
+def build_cell_run(cell: Cell, seed: int, exclusions: Exclusions) -> Run:
     """Build a run under the parallelism of the cell, or the user's trainer. Without `scheduler` a load
     creates that; `exclusions` are those that an earlier run has shown."""
     run = build_run.build_configured(cell.config, cell.world, seed, exclusions)
@@ -100,12 +90,11 @@ def build_cell_run(cell: Cell, seed: int, exclusions: Exclusions = NO_EXCLUSIONS
 def build_reference(cell: Cell, unsaved: ReferenceRun | None = None) -> ReferenceRun:
     """Build the reference run; `unsaved` is the record of the run that never saves, if there is one."""
     with cell.phase("build"):
-        run = build_cell_run(
-            cell, cell.config.seed, exclusions=unsaved.exclusions if unsaved else NO_EXCLUSIONS
+        before = unsaved or ReferenceRun()
+        run = build_cell_run(cell, cell.config.seed, before.exclusions)
+        reference = ReferenceRun(
+            losses=run.train_state.losses, unrestored=before.unrestored, exclusions=run.exclusions, run=run
         )
-        reference = ReferenceRun(run=run, losses=run.train_state.losses, exclusions=run.exclusions)
-        if unsaved:
-            reference.unrestored = unsaved.unrestored
         cell.report.losses["continued"] = reference.losses
         reference.unsaved_values[0] = run.unsaved_values().texts
         return reference
@@ -123,10 +112,7 @@ def build_target(cell: Cell, reference: ReferenceRun, number: int = 0, step: int
     cell.report.during = Place("before the load")
     with cell.phase("build"):
         target = build_cell_run(cell, other_seed(cell, number), reference.exclusions)
-        if isinstance(target, OwnRun):  # a trainer prepares its own load
-            target.component.prepare(target.model, step)
-            if cell.config.load_into.filled:
-                target.fill_optimizer()
+        target.prepare_load(step, cell.config.load_into.filled)
     return target
 
 
@@ -147,7 +133,7 @@ def train_reference(cell: Cell, reference: ReferenceRun, until: int) -> None:
         train(cell, run, step)
         with cell.phase("verify", "retained"):
             if step in ends:
-                reference.states[step] = retained_state(run)
+                reference.states[step] = run.retained_state()
                 reference.unsaved_values[step] = run.unsaved_values().texts
             if cell.config.own_trainer:
                 reference.after_first_step[step] = retained(run.added_attributes())
@@ -218,7 +204,7 @@ def decide_compared_state(cell: Cell, reference: ReferenceRun, checkpoints: Iter
         cell.leave_out(["random_equal"], "no step draws random numbers that must be restored")
     saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.as_saved))
     for state in (*reference.states.values(), *saved):
-        drop_unneeded_generators(state, run)
+        run.drop_unneeded_generators(state)
 
 
 def save(
@@ -244,7 +230,7 @@ def save(
     step = run.train_state.step
     where = Place("saved", step)
     with cell.phase("verify", "retained"):
-        saved = retained or retained_state(run)
+        saved = retained or run.retained_state()
     number = cell.times_measured("save_stall_s")
     # The buffers in shared memory that a save keeps for its run are open descriptors.
     keeps = cell.config.save.shares_memory and all(
@@ -265,9 +251,9 @@ def save(
     if parts is not None:
         saved = {part: saved[part] for part in parts}
     cell.saved[checkpoint_id] = run
-    checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved))
-    keys = expected_keys(checkpoint.as_saved, extra)
-    in_files = checkpoint.keyed(restorable(checkpoint.as_saved, run))
+    checkpoint = Checkpoint(step, checkpoint_id, saved, run.as_saved(saved))
+    keys = checkpoint.expected_entries(extra)
+    in_files = checkpoint.keyed(run.restorable(checkpoint.as_saved))
     return SaveInFlight(checkpoint, pending, files, still_open, keys, in_files, number)
 
 

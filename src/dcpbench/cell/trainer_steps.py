@@ -16,8 +16,7 @@ from dcpbench.core.state import StatePart
 from dcpbench.runs.attributes import changed_by_training, own_attributes
 from dcpbench.runs.own_trainer import TrainerRun
 from dcpbench.runs.run import TrainingEndedError
-from dcpbench.runs.run_state import State, retained_state
-from dcpbench.state.snapshot import retained
+from dcpbench.state.snapshot import State, retained
 
 _NEWEST = 10
 """The default step of a trainer's last regular save. The one before has fewer digits, so that a retention in
@@ -58,7 +57,7 @@ def train_and_choose(cell: Cell, unsaved: ReferenceRun, exactly: bool) -> Cell:
             break
         step_s = min(step_s, max(gathered(time.perf_counter() - began)))
         with cell.phase("verify", "retained"):
-            newest = retained_state(run)
+            newest = run.retained_state()
         if run.train_state.step == 1:
             attributes = own_attributes(run.trainer)
             first |= {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in attributes}

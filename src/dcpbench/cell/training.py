@@ -13,7 +13,6 @@ from dcpbench.cell.steps import ReferenceRun, other_seed
 from dcpbench.core.mismatch import TWIN, Place
 from dcpbench.runs import build_run
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.put import copy_state
 from dcpbench.runs.run import Run, TrainingEndedError
 from dcpbench.twin import lockstep
 from dcpbench.twin.lockstep import Lockstep
@@ -23,10 +22,9 @@ def build_without_saves(cell: Cell, reference: ReferenceRun) -> Run:
     """Build a run that never saves; `reference` says what it has to keep."""
     cell.report.during = Place("without a save")
     with cell.phase("build"):
-        run = steps.build_cell_run(cell, cell.config.seed, exclusions=reference.exclusions)
+        run = steps.build_cell_run(cell, cell.config.seed, reference.exclusions)
         run.comes_after = cell.report.during
-        if isinstance(run, OwnRun):
-            cell.measure("twin_bytes", build_run.twin_bytes(cell.config, run.model, run.sizes))
+        cell.measure("twin_bytes", run.twin_bytes)
     if why := run.exclusions.why_no_twin:
         checks = (check for check in lockstep.TRAINING_CHECKS if check != lockstep.REPLICAS)
         cell.leave_out(checks, why)
@@ -42,7 +40,7 @@ def train_without_saves(
     if prepare:
         with cell.phase("build"):
             prepare(run)
-    if not isinstance(run, OwnRun) or run.exclusions.why_no_twin:
+    if run.exclusions.why_no_twin:
         steps.train(cell, run, until)
         verify_replicas(cell, run)
     else:
@@ -67,7 +65,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
 
 
 def train_with_twin(
-    cell: Cell, run: OwnRun, reference: ReferenceRun, until: int, where: Place, seed: int, copies: bool = True
+    cell: Cell, run: Run, reference: ReferenceRun, until: int, where: Place, seed: int, copies: bool = True
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both. `reference` gets why no resumed run can repeat them.
@@ -76,10 +74,9 @@ def train_with_twin(
         seed: the twin is built from it.
         copies: the twin gets the run's state; a run that was only built has the state of its seed.
     """
+    assert isinstance(run, OwnRun), "a trainer has no twin"
     with cell.phase("build"):
-        twin = build_run.build_twin(cell.config, cell.world, seed)
-        if copies:
-            copy_state(run, twin)
+        twin = build_run.build_twin(cell.config, cell.world, seed, run if copies else None)
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
         explain = partial(attribute, cell, "twin") if defects_at(cell, "twin") else None
@@ -115,9 +112,6 @@ def unrestored_losses(cell: Cell, reference: ReferenceRun) -> list[float]:
         if cell.config.own_trainer:
             last = cell.window.end_of(cell.window.saves[0])
         with suppress(TrainingEndedError):  # its losses until then can show a difference
-            if isinstance(run, OwnRun) and not run.user_step:
-                run.compute_losses(cell.batches, last)
-            else:
-                run.train(cell.batches, last)
+            run.compute_losses(cell.batches, last)
         reference.unrestored = run.train_state.losses
     return reference.unrestored

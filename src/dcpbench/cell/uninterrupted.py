@@ -5,7 +5,7 @@ failure is judged by another cell's run: if the run that saved ends in another s
 own."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,19 +13,14 @@ from dcpbench.cell import checks, steps, trainer_steps, training
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.compare.controls import compare_controlled
+from dcpbench.compare.leaves import same_leaves
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Place, Sides
 from dcpbench.core.rank_report import RankReport
-from dcpbench.core.state import text_of
+from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.runs.run import Run
-from dcpbench.runs.run_state import (
-    differing_names,
-    digested_above,
-    drop_unneeded_generators,
-    leave_out_attributes,
-    retained_state,
-)
+from dcpbench.state.snapshot import State, TensorLeaf, digested
 
 _HARMLESS = "save_harmless"
 """The check that saves change nothing."""
@@ -92,7 +87,7 @@ def _train(cell: Cell, prepare: Callable[[Run], None] | None = None) -> Referenc
     run = training.train_without_saves(cell, unsaved, last, prepare)
     unsaved.losses += run.train_state.losses
     with cell.phase("verify", "retained"):
-        unsaved.states[last] = retained_state(run)
+        unsaved.states[last] = run.retained_state()
         unsaved.unsaved_values[last] = run.unsaved_values().texts
     training.unrestored_losses(cell, unsaved)
     return unsaved
@@ -110,8 +105,24 @@ def _kept(cell: Cell, digest: str, unsaved: ReferenceRun) -> KeptRun | None:
         return None
     measured = [measurement for measurement in report.measurements if measurement.metric in _MEASURED]
     training_report = RankReport(report.rank, verdict, measured, report.losses, notes=report.notes)
-    unsaved = replace(unsaved, states={cell.window.last: digested_above(_KEPT_BYTES, state)})
+    unsaved = replace(unsaved, states={cell.window.last: _digested_if_large(state)})
     return KeptRun(digest, cell.name, unsaved, copy.deepcopy(training_report))
+
+
+def _digested_if_large(state: State) -> State:
+    """Return a copied state, with digests instead of tensors if these are large together."""
+    tensors = (leaf for leaves in state.values() for leaf in leaves.values() if isinstance(leaf, TensorLeaf))
+    if sum(leaf.local.nbytes for leaf in tensors) <= _KEPT_BYTES:
+        return state
+    return {part: digested(leaves) for part, leaves in state.items()}
+
+
+def _leave_out_attributes(state: State, unsaved: State, changing: Collection[Name]) -> list[Name]:
+    """Leave the attributes of a trainer out of the states of two of its runs. Return those that training
+    changes and that differ, which are not compared after a load either."""
+    attributes, others = (run.pop(StatePart.extra) for run in (state, unsaved))
+    equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in changing}, others)
+    return sorted({*changing} & (attributes.keys() | others.keys()) - equal, key=text_of)
 
 
 def _train_instead(cell: Cell, kept: KeptRun, reference: ReferenceRun) -> ReferenceRun:
@@ -132,7 +143,12 @@ def _train_instead(cell: Cell, kept: KeptRun, reference: ReferenceRun) -> Refere
     reference.exclusions = replace(reference.exclusions, why_not_resumed=unsaved.exclusions.why_not_resumed)
     with cell.phase("verify", "harmless"):
         state, kept_state = unsaved.states[last], kept.unsaved.states[last]
-        if names := differing_names(kept_state, state):
+        names = [
+            name
+            for part, leaves in kept_state.items()
+            for name in leaves.keys() - same_leaves(leaves, state[part])
+        ]
+        if names:
             what = listed(sorted(map(text_of, names)))
             report.note("left_behind", f"the run that never saves of {kept.cell} has another {what}")
         if cell.world.any_rank(names):
@@ -159,10 +175,10 @@ def compare_final_states(cell: Cell, unsaved: ReferenceRun, reference: Reference
     not repeat itself before its first save cannot show what a save changes."""
     last = cell.window.last
     never, saved = dict(unsaved.states[last]), dict(reference.states[last])
-    drop_unneeded_generators(never, reference.live_run)
+    reference.live_run.drop_unneeded_generators(never)
     checks.leave_out_unrepeated_values(unsaved.unsaved_values[last], reference, last)
     if (changing := reference.exclusions.changing) is not None:
-        left_out = leave_out_attributes(never, saved, changing)
+        left_out = _leave_out_attributes(never, saved, changing)
         reference.exclusions = replace(reference.exclusions, changing=changing - {*left_out})
         for name in left_out:
             why = "a save changes it, or it differs between two uninterrupted runs"

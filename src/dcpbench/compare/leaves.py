@@ -417,6 +417,18 @@ def with_location(
     return replace(mismatch, facts={**mismatch.facts, "checkpoint_differs": True}, by=by)
 
 
+def saved_part(saved: Leaves, name: Name, extent: Extent, read_saved: TensorReader) -> torch.Tensor | None:
+    """Return the part of a saved tensor that has this extent. If another part was kept, or only a digest, it
+    is that of the checkpoint, which need not be the same."""
+    leaf = saved.get(name)
+    if isinstance(leaf, TensorLeaf) and leaf.extent == extent:
+        return leaf.local
+    if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+        return None
+    full = read_saved(name)
+    return extent.take(full) if full is not None and tuple(full.shape) == leaf.extent.shape else None
+
+
 def _hexadecimal(element: torch.Tensor) -> str:
     """Return the bits of an element, the highest first."""
     raw = element.reshape(1).contiguous().view(torch.uint8).tolist()

@@ -23,6 +23,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.own_trainer import TrainerRun
+from dcpbench.runs.put import copy_state
 from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, Run
 from dcpbench.state.layout import is_dictionary
 from dcpbench.state.snapshot import (
@@ -76,16 +77,25 @@ def build(config: Config, world: World, seed: int, exclusions: Exclusions = NO_E
         assert workload.loss, "not divided"
         pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
     sees_share = dp_degree(sizes) > 1 and any(isinstance(module, _BATCH_NORM) for module in model.modules())
-    why_none = getattr(workload.model, "why_no_twin", None)
+    why_none, nbytes = getattr(workload.model, "why_no_twin", None), twin_bytes(config, model, sizes)
     exclusions = replace(
         exclusions,
-        why_no_twin=why_none or why_no_memory(world, twin_bytes(config, model, sizes), "pp" in sizes),
+        why_no_twin=why_none or why_no_memory(world, nbytes, "pp" in sizes),
         why_no_replicas=why_none,
         why_layout_bound=why_none or (_BATCH_STATISTICS if sees_share else None),
         compute_dtypes=(*mixed_precision_dtypes(config.parallel),),
     )
     workload = replace(workload, model=model)
-    run = OwnRun(config, world, workload, component, seed, pipeline=pipeline, exclusions=exclusions)
+    run = OwnRun(
+        config,
+        world,
+        workload,
+        component,
+        seed,
+        pipeline=pipeline,
+        exclusions=exclusions,
+        twin_bytes=nbytes,
+    )
     kinds = {type(optimizer).__name__ for optimizer in each_optimizer(run.optimizer)}
     if parallelisms.flattens_parameters(model) and "Adafactor" in kinds:  # a load can hang
         raise Skip("Adafactor needs full matrices, which FSDP1 flattens; use parallel=ddp")
@@ -125,12 +135,15 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
     return {name: options.get(id(parameter)) for name, parameter in named_parameters(model).items()}
 
 
-def build_twin(config: Config, world: World, seed: int) -> OwnRun:
+def build_twin(config: Config, world: World, seed: int, state_of: OwnRun | None = None) -> OwnRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
-    parallelism."""
+    parallelism; in the state of another run, if there is one, then collective."""
     workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
     called = cast_as_fsdp(workload.model, config.parallel)
-    return OwnRun(config, world, workload, component, seed, called=called)
+    twin = OwnRun(config, world, workload, component, seed, called=called)
+    if state_of:
+        copy_state(state_of, twin)
+    return twin
 
 
 def twin_bytes(config: Config, model: nn.Module, sizes: Mapping[str, int]) -> int:

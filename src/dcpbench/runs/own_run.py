@@ -1,7 +1,7 @@
 """dcpbench's own run: the training loop, and everything that its checkpoints contain."""
 
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,27 +22,34 @@ from dcpbench.compare.whole_tensors import (
 )
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Skip
-from dcpbench.core.state import Name, StatePart
+from dcpbench.core.state import StatePart
 from dcpbench.runs.run import (
     NO_EXCLUSIONS,
     Exclusions,
     OnUse,
+    Run,
     gradients_of,
     noting_gradients,
     noting_uses,
 )
 from dcpbench.runs.unsaved_values import NOTHING_UNSAVED, UnsavedValues
+from dcpbench.state.layout import ParameterParts
 from dcpbench.state.snapshot import (
     Leaves,
     Slot,
+    State,
+    TensorLeaf,
+    by_parameter,
     extra_states,
     named_as_saved,
     named_parameters,
     named_parts,
+    names_parameters,
+    of_kind,
     snapshot_model,
     snapshot_nested,
+    snapshot_optimizer,
     snapshot_parameters,
 )
 from dcpbench.workloads.batch import Batch, samples_of, share_of, size_of_share
@@ -66,8 +73,8 @@ _DP_STRIDE = 7919
 """Distance between the seeds of data-parallel ranks."""
 
 
-class OwnRun:
-    """A `Run` of a workload.
+class OwnRun(Run):
+    """The run of a workload.
 
     Attributes:
         scheduler: the learning rate scheduler, or several as one; None before a load creates it.
@@ -79,8 +86,6 @@ class OwnRun:
         has_user_code: whether the workload is a user's.
     """
 
-    comes_after = Place("before the first save")
-    initial_attributes: Set[Name] | None = None
     grad_norm: float | None = None
     samples: int = 1
     _parts: Parts[str] | None = None
@@ -96,6 +101,7 @@ class OwnRun:
         called: nn.Module | None = None,
         pipeline: Pipeline | None = None,
         exclusions: Exclusions = NO_EXCLUSIONS,
+        twin_bytes: int | None = None,
     ) -> None:
         """Build it on one rank.
 
@@ -105,6 +111,7 @@ class OwnRun:
             pipeline: the schedule, if the model is a stage of one.
             exclusions: what of it cannot be compared, but for what its workload leaves out of checkpoints.
         """
+        self.twin_bytes = twin_bytes
         self.world, self.sizes = world, config.parallel.mesh_sizes(world.size)
         self.model, self.component, self.pipeline = workload.model, component, pipeline
         self.options = StateDictOptions(**config.state_dict.options())
@@ -170,7 +177,7 @@ class OwnRun:
             **self.saved.state(self.options),
         }
 
-    def extra(self) -> dict[StatePart, Leaves]:
+    def extra(self) -> State:
         objects = {
             "noise": self.noise.state_dict(),
             "tensor_object": self.tensor_object.state_dict(),
@@ -204,21 +211,6 @@ class OwnRun:
             StatePart.random: [Slot.of(self.random, "random")],
         }
 
-    def attributes(self) -> Leaves:
-        return {}
-
-    def added_attributes(self) -> Leaves:
-        return {}
-
-    def not_held_elsewhere(
-        self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
-    ) -> list[Mismatch]:
-        """Return all of them: what is saved has one place."""
-        return [*mismatches]
-
-    def unrestored_values(self, saved: Leaves) -> dict[str, str]:
-        return {}
-
     def unsaved_values(self) -> UnsavedValues:
         """Read those of the user's Python modules too; dcpbench's own models have none."""
         if not self.has_user_code:
@@ -232,6 +224,43 @@ class OwnRun:
             perturb_model(module, seed)
         for generator in self.random.of_model().values():
             reseed(generator, seed)
+
+    def trained_state(self, parts: ParameterParts | None = None) -> Leaves:
+        """Return the tensors of the model and of saved modules, and the state and hyperparameters of the
+        optimizer; `parts` are the `named_parts` of the model, if known."""
+        parts = parts or named_parts(self.model)
+        model = snapshot_model(self.model, parts)
+        held = {**of_kind("param", model), **of_kind("buffer", model), **self.saved.module_leaves()}
+        tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
+        optimizer = snapshot_optimizer(self.model, self.optimizer, parts)
+        return tensors | {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
+
+    def as_saved(self, saved: State) -> State:
+        """Return a state under the names of the state dicts, and without frozen parameters if these are not
+        saved."""
+        state = super().as_saved(saved)
+        if model := state.get(StatePart.model):
+            parameters = named_parameters(self.model).items() if self.options.ignore_frozen_params else ()
+            frozen = {name for name, parameter in parameters if not parameter.requires_grad}
+            leaves_out = self.exclusions.leaves_out
+            state[StatePart.model] = {
+                name: leaf
+                for name, leaf in model.items()
+                if name[0] not in frozen and not leaves_out(str(name[0]))
+            }
+        if generators := state.get(StatePart.random):
+            saved_random = snapshot_nested({"random": self.random.state_dict()})
+            state[StatePart.random] = {
+                name: leaf for name, leaf in generators.items() if name in saved_random
+            }
+        if (optimizer := state.get(StatePart.optimizer)) and self.options.flatten_optimizer_state_dict:
+            state[StatePart.optimizer] = by_parameter(optimizer)
+        return state
+
+    def prepare_load(self, step: int, filled: bool) -> None:
+        self.component.prepare(self.model, step)
+        if filled:
+            self.fill_optimizer()
 
     def fill_optimizer(self) -> None:
         """Give an empty optimizer the state that DCP gives it."""
@@ -268,7 +297,9 @@ class OwnRun:
         return means
 
     def compute_losses(self, batches: Batches, until: int) -> None:
-        """Record the losses of steps up to and including `until`, and do not take the steps."""
+        if self.user_step:
+            super().compute_losses(batches, until)
+            return
         while self.train_state.step < until:
             batch = self.next_batch(batches)
             with self.random.drawn_from():

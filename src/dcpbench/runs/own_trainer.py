@@ -2,7 +2,7 @@
 
 import pkgutil
 import traceback
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -13,9 +13,10 @@ from torch import nn
 from dcpbench.compare.leaves import compare, same_leaf, same_leaves
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import Mismatch, Place
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.runs.attributes import (
+    ZeroOptimizer,
     inner_attributes,
     optimizer_of,
     optimizers_of,
@@ -23,10 +24,11 @@ from dcpbench.runs.attributes import (
     values_within,
 )
 from dcpbench.runs.epochs import EpochEnds
-from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, TrainingEndedError, noting_gradients
+from dcpbench.runs.run import NO_EXCLUSIONS, Exclusions, Run, TrainingEndedError, noting_gradients
 from dcpbench.runs.unsaved_values import UnsavedValues
-from dcpbench.state.snapshot import Leaves, Slot, retained
+from dcpbench.state.snapshot import Leaves, State, retained
 from dcpbench.workloads.generators import ALL, RandomState
+from dcpbench.workloads.optimizers import each_optimizer
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.workload import Batches, Workload
@@ -111,14 +113,12 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
     return made
 
 
-class TrainerRun:
-    """A user's trainer as a `Run`. It draws its batches, saves and loads itself.
+class TrainerRun(Run):
+    """A user's trainer as a run. It draws its batches, saves and loads itself.
 
     Attributes:
         epochs: where its epochs end.
     """
-
-    comes_after = Place("before the first save")
 
     def __init__(
         self, config: Config, world: World, seed: int, exclusions: Exclusions = NO_EXCLUSIONS
@@ -158,7 +158,7 @@ class TrainerRun:
             self.trainer = build_trainer(config, setup)
         self._is_new, self._has_stepped, self._unreadable = True, False, dict[str, str]()
         self._read_attributes()
-        self.initial_attributes: Set[Name] | None = {
+        self._initial_attributes: set[Name] = {
             name for name, leaf in own_attributes(self.trainer).items() if leaf is not None
         }
         self._built, self._loaded = retained(values_within(self.trainer)), Leaves()
@@ -183,7 +183,7 @@ class TrainerRun:
         """Return the trainer, which is not a `Stateful`."""
         return {"trainer": self}
 
-    def extra(self) -> dict[StatePart, Leaves]:
+    def extra(self) -> State:
         return {StatePart.extra: {}}
 
     def attributes(self) -> Leaves:
@@ -194,7 +194,7 @@ class TrainerRun:
 
     def added_attributes(self) -> Leaves:
         """Return those of its own attributes that are compared, and that a new trainer lacks."""
-        due = (self.exclusions.changing or frozenset()) - (self.initial_attributes or set())
+        due = (self.exclusions.changing or frozenset()) - self._initial_attributes
         return {name: leaf for name, leaf in own_attributes(self.trainer).items() if name in due}
 
     def not_held_elsewhere(
@@ -280,8 +280,15 @@ class TrainerRun:
         self._read_attributes()
         self._loaded = retained(values_within(self.trainer))
 
-    def slots(self) -> dict[StatePart, list[Slot]]:
-        return {}
+    def made_by_first_step(self, state: State) -> dict[StatePart, Collection[Name]]:
+        """Return these names, those of attributes that a new trainer lacks, and of groups of its ZeRO
+        optimizer."""
+        made = super().made_by_first_step(state)
+        optimizers = (self.optimizer, *each_optimizer(self.optimizer))
+        if any(isinstance(optimizer, ZeroOptimizer) for optimizer in optimizers):
+            made[StatePart.optimizer] = [name for name in state[StatePart.optimizer] if name[0] != "state"]
+        made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - self._initial_attributes
+        return made
 
     def forget(self, seed: int) -> None:
         """Build the trainer again, with other generators, if it has trained or loaded: a restarted job builds

@@ -5,7 +5,7 @@ optimizer, the options of a group, the state of an object.
 """
 
 import copy
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from dcpbench.compare.controls import perturb, perturb_model, perturb_optimizer, perturbed, perturbed_leaf
-from dcpbench.compare.leaves import ABSENT_LEAF, TensorReader, same_leaf, same_leaves
+from dcpbench.compare.leaves import ABSENT_LEAF, TensorReader, same_leaf, same_leaves, saved_part
 from dcpbench.compare.whole_tensors import Exchange, assembled
 from dcpbench.core.state import Name, StatePart, names_with_texts, text_of
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import Run, Unchanged
-from dcpbench.runs.run_state import State, live_state, saved_part, trained_state
+from dcpbench.runs.run import Run
 from dcpbench.state.layout import Extent, ParameterPart, extent_of
 from dcpbench.state.snapshot import (
     DigestedLeaf,
@@ -27,6 +26,7 @@ from dcpbench.state.snapshot import (
     Leaf,
     Leaves,
     Slot,
+    State,
     TensorLeaf,
     content_digest,
     entries_of,
@@ -42,6 +42,8 @@ from dcpbench.state.snapshot import (
 )
 from dcpbench.workloads.optimizers import each_optimizer
 
+Unchanged = Mapping[StatePart, Collection[Name]]
+"""Names, by part, of what cannot be changed in a load target."""
 _REPLACED = ("noise", "tensor_object", "train_state")
 """Objects that a run replaces when it forgets its state."""
 
@@ -88,10 +90,10 @@ def put(
     Args:
         read_saved: reads a full tensor, if only its digest or another part than this rank's was kept.
     """
-    before, slots = live_state(run), slots_of(run)
+    before, slots = run.live_state(), slots_of(run)
     for part, leaves in state.items():
         _Put(leaves, partial(read_saved, part)).into(before.get(part, {}), slots.get(part, ()))
-    after, left = live_state(run), State()
+    after, left = run.live_state(), State()
     for part, leaves in state.items():
         now, reads = after.get(part, {}), partial(read_saved, part)
         left[part] = {
@@ -110,7 +112,7 @@ def put_saved(
 ) -> State:
     """Put the saved leaves of names with these texts into a run, as `put` does; a name that was not saved is
     removed."""
-    live, due = live_state(run), State()
+    live, due = run.live_state(), State()
     for part, of_part in texts.items():
         names = names_with_texts(saved[part] | live.get(part, {}), of_part)
         due[part] = {name: saved[part].get(name, ABSENT_LEAF) for name in names}
@@ -271,11 +273,11 @@ def change_again(
     """
     kept = dict(unchanged)
     for part in {part for part, _ in missed}:
-        live, texts = live_state(run)[part], {name for of, name in missed if of is part}
+        live, texts = run.live_state()[part], {name for of, name in missed if of is part}
         leaves = {name: saved[part][name] for name in names_with_texts(saved[part], texts)}
         equal = same_leaves(leaves, live).difference(kept.get(part, ()))
         put(run, {part: {name: perturbed_leaf(live[name], text_of(name), slice(None)) for name in equal}})
-        same = same_leaves(leaves, live_state(run)[part])
+        same = same_leaves(leaves, run.live_state()[part])
         kept[part] = {*kept.get(part, ())}.difference(leaves) | same  # what differs needs no changed copy
     return kept
 
@@ -284,8 +286,8 @@ def change_again(
 def copy_tensors(run: OwnRun, plain: OwnRun, exchange: Exchange) -> dict[Name, torch.Tensor]:
     """Copy the tensors of a run, whose parts are on its ranks, to an unwrapped one, and return them in full;
     collective."""
-    full = assembled(trained_state(run), exchange)
-    for name, leaf in trained_state(plain).items():
+    full = assembled(run.trained_state(), exchange)
+    for name, leaf in plain.trained_state().items():
         if name in full:
             leaf.local.copy_(full[name])
     return full

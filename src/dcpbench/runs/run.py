@@ -1,7 +1,8 @@
 """A run: trained, saved, loaded and compared; and how its steps use gradients. It is dcpbench's own loop
-(`own_run`) or a user's trainer (`own_trainer`), which share no code but the functions here."""
+(`own_run`) or a user's trainer (`own_trainer`)."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,15 +16,25 @@ from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name, StatePart
 from dcpbench.runs.unsaved_values import UnsavedValues
-from dcpbench.state.snapshot import Leaves, Slot, local_part, named_parts, parts_of_each
+from dcpbench.state.flags import HOOKS, snapshot_flags, snapshot_gradients
+from dcpbench.state.snapshot import (
+    Leaves,
+    Slot,
+    State,
+    local_part,
+    named_parts,
+    parts_of_each,
+    retained,
+    snapshot_model,
+    snapshot_nested,
+    snapshot_optimizer,
+)
 from dcpbench.torch_private import GROUP_TO_CLIP
 from dcpbench.workloads.generators import RandomState
+from dcpbench.workloads.parallelisms import overwritten_buffers
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
-
-Unchanged = Mapping[StatePart, Collection[Name]]
-"""Names, by part, of what cannot be changed in a load target."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,13 @@ class Exclusions:
         """Return whether no checkpoint has this part of the model."""
         return any(name == left_out or name.startswith(f"{left_out}.") for left_out in self.left_out)
 
+    def comparable(self, state: State) -> State:
+        """Return a state with the attributes of a trainer that are compared alone."""
+        if self.changing is None or StatePart.extra not in state:
+            return state
+        attributes = {name: leaf for name, leaf in state[StatePart.extra].items() if name in self.changing}
+        return {**state, StatePart.extra: attributes}
+
 
 NO_EXCLUSIONS = Exclusions()
 
@@ -77,7 +95,7 @@ class TrainingEndedError(Exception):
 
 
 class Run(Protocol):
-    """A run on this rank.
+    """A run on this rank. What both kinds answer alike is answered here, from the attributes.
 
     Attributes:
         world: the ranks that have it.
@@ -87,8 +105,7 @@ class Run(Protocol):
             net prove nothing.
         exclusions: what of it cannot be compared. The last step of the reference run shows which generators.
         comes_after: the last save or load of it.
-        initial_attributes: the names of the attributes that a new trainer has, and that are not None there;
-            None of a workload, which says itself what is saved.
+        twin_bytes: an estimate of the memory of its unsharded twin; None if it has none.
     """
 
     world: World
@@ -99,34 +116,42 @@ class Run(Protocol):
     train_state: TrainState
     had_gradient: list[bool]
     exclusions: Exclusions
-    comes_after: Place
-    initial_attributes: Set[Name] | None
+    comes_after: Place = Place("before the first save")
+    twin_bytes: int | None = None
 
+    @abstractmethod
     def state(self) -> dict[str, Any]:
         """Return what a checkpointer saves, and loads into, by top-level key."""
 
-    def extra(self) -> dict[StatePart, Leaves]:
+    @abstractmethod
+    def extra(self) -> State:
         """Return the state in addition to model, optimizer and random generators: `extra`, and `scheduler` if
         there is one."""
 
     def attributes(self) -> Leaves:
         """Return the state of which only what training changes is compared, in `extra`."""
+        return {}
 
     def added_attributes(self) -> Leaves:
         """Return those of its attributes that are compared, and that a new run lacks."""
+        return {}
 
     def not_held_elsewhere(
         self, mismatches: Iterable[Mismatch], saved: Leaves, before_a_step: bool = False
     ) -> list[Mismatch]:
         """Return the mismatches of attributes whose saved value is not held elsewhere. Before a step a number
         may be held as the next."""
+        return [*mismatches]
 
     def unrestored_values(self, saved: Leaves) -> dict[str, str]:
         """Return both values of each attribute of an object in it that a load has not restored."""
+        return {}
 
+    @abstractmethod
     def unsaved_values(self) -> UnsavedValues:
         """Read plain values that are in no state dict."""
 
+    @abstractmethod
     def train(self, batches: Batches, until: int) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step.
 
@@ -136,14 +161,85 @@ class Run(Protocol):
 
     def slots(self) -> dict[StatePart, list[Slot]]:
         """Return the containers of the same state, and of the generators, as far as values can be put."""
+        return {}
 
+    def compute_losses(self, batches: Batches, until: int) -> None:
+        """Record the losses of steps up to and including `until`. The steps are taken only if no loss can be
+        computed otherwise."""
+        self.train(batches, until)
+
+    def prepare_load(self, step: int, filled: bool) -> None:
+        """Prepare a new run for a load of a checkpoint that was saved after a step; a trainer does that
+        itself. `filled`: its optimizer gets the state which DCP gives a fresh one."""
+        return
+
+    def leave_gradients(self, batches: Batches) -> None:
+        """Compute the gradients of the next step without taking it, if a run can do that."""
+        return
+
+    @abstractmethod
     def forget(self, seed: int) -> None:
         """Replace the objects that a run makes itself, and reseed its generators."""
 
+    def live_state(self) -> State:
+        """Return the state of this rank, which later steps change."""
+        parts = named_parts(self.model)
+        state: State = {
+            StatePart.model: snapshot_model(self.model, parts),
+            StatePart.optimizer: snapshot_optimizer(self.model, self.optimizer, parts),
+            **self.extra(),
+        }
+        if not self.optimizer.param_groups:
+            del state[StatePart.optimizer]
+        exclusions = self.exclusions
+        if exclusions.generators != frozenset():
+            state[StatePart.random] = snapshot_nested({"random": self.random.contents(exclusions.generators)})
+        everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
+        flags = snapshot_flags(self.model, self.optimizer, everything, not exclusions.leaves_gradients, parts)
+        if attributes := self.attributes():
+            state[StatePart.extra] = attributes
+        return exclusions.comparable({**state, StatePart.flags: flags})
 
-def compute_dtypes_of(run: Run) -> set[torch.dtype]:
-    """Return all dtypes that a run computes in."""
-    return {*run.exclusions.compute_dtypes, *(parameter.dtype for parameter in run.model.parameters())}
+    def retained_state(self) -> State:
+        """Return a copy of the state of this rank; large tensors become digests."""
+        return {part: retained(leaves) for part, leaves in self.live_state().items()}
+
+    def live_gradients(self) -> Leaves:
+        """Return the gradients of this rank."""
+        return snapshot_gradients(named_parts(self.model))
+
+    def restorable(self, state: State) -> State:
+        """Return a state without what the first step of a run makes."""
+        made = self.made_by_first_step(state)
+        return {
+            part: {name: leaf for name, leaf in leaves.items() if name not in made.get(part, ())}
+            for part, leaves in self.exclusions.comparable(state).items()
+        }
+
+    def made_by_first_step(self, state: State) -> dict[StatePart, Collection[Name]]:
+        """Return the names of what the first step makes: hooks of the model, and the buffers that DDP
+        overwrites on this rank."""
+        return {
+            StatePart.model: [(name,) for name in overwritten_buffers(self.model)],
+            StatePart.flags: [HOOKS],
+        }
+
+    def as_saved(self, saved: State) -> State:
+        """Return a state as the state dicts of the run have it."""
+        return {part: leaves for part, leaves in saved.items() if part is not StatePart.flags}
+
+    def drop_unneeded_generators(self, state: State) -> None:
+        """Drop the generators from a state that are not compared."""
+        if self.exclusions.generators is None:
+            return
+        kept: set[Name] = {("random", self.random.key, name) for name in self.exclusions.generators}
+        if leaves := {name: leaf for name, leaf in state.pop(StatePart.random, {}).items() if name in kept}:
+            state[StatePart.random] = leaves
+
+    @property
+    def compute_dtypes(self) -> set[torch.dtype]:
+        """All dtypes that it computes in."""
+        return {*self.exclusions.compute_dtypes, *(parameter.dtype for parameter in self.model.parameters())}
 
 
 def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:

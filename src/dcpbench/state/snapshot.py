@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.core.rank_report import Skip
-from dcpbench.core.state import Key, Name, text_of
+from dcpbench.core.state import Key, Name, StatePart, text_of
 from dcpbench.formats.audit import Entry
 from dcpbench.state.digest import Digest, add, digest, digests_as_integers
 from dcpbench.state.layout import (
@@ -146,6 +146,8 @@ Leaf = Any
 """`TensorLeaf` or `DigestedLeaf` for a tensor, `EmptyShard`, or a copy of any other value."""
 Leaves = dict[Name, Leaf]
 """Every piece of state by its name."""
+State = dict[StatePart, Leaves]
+"""The leaves of each part of the state of a run."""
 PLAIN = (DigestedLeaf, Extent)
 """Classes that digested leaves consist of."""
 

@@ -29,8 +29,7 @@ from dcpbench.core.state import Name, names_with_texts
 from dcpbench.runs.build_run import build_twin, reduction_dtype, skip_groups_by_shape
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import copy_tensors
-from dcpbench.runs.run import GradientUse, Run, compute_dtypes_of, use_recorder, use_suffixes
-from dcpbench.runs.run_state import trained_state
+from dcpbench.runs.run import GradientUse, Run, use_recorder, use_suffixes
 from dcpbench.state.snapshot import TensorLeaf, named_parts, parts_of_each, snapshot_parameters
 from dcpbench.torch_private import FUNCTORCH_CONFIG, RUN_BACKWARD
 from dcpbench.twin.gradients import (
@@ -105,7 +104,7 @@ class Lockstep:
         self._tolerance = tolerance_of_steps(run, twin, split=not self._parts.complete)
         again = partial(build_twin, config, world, config.seed)
         self._takes_more = bool(self._noise or self._tolerance.repeats)
-        self._twin = Twin(twin, compute_dtypes_of(run), again if self._takes_more else None, self._tolerance)
+        self._twin = Twin(twin, run.compute_dtypes, again if self._takes_more else None, self._tolerance)
         self.bound_used, self._had_gradient, self._worst = 0.0, False, 1.0
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(module, FSDPModule) for module in run.model.modules())
@@ -303,8 +302,8 @@ class Lockstep:
 
     def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> Compared:
         """Compare the state after a step with the twin's."""
-        twin, proven = trained_state(self._twin.run, self._twin_parts), self._results[STEP].detected
-        self._actual = actual = trained_state(self._run, self._own_parts)
+        twin, proven = self._twin.run.trained_state(self._twin_parts), self._results[STEP].detected
+        self._actual = actual = self._run.trained_state(self._own_parts)
         elsewhere = set[Name]()
         if self._run.pipeline:
             elsewhere = set[Name]().union(*self._world.gathered({*actual})) - actual.keys()
@@ -356,7 +355,7 @@ class Lockstep:
 
     def _compare_replicas(self) -> Compared:
         """Compare parameters and optimizer state that several ranks have."""
-        actual = self._actual if self.follows else trained_state(self._run, self._own_parts)
+        actual = self._actual if self.follows else self._run.trained_state(self._own_parts)
         leaves = {
             name: leaf
             for name, leaf in actual.items()

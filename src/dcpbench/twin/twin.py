@@ -22,7 +22,6 @@ from dcpbench.compare.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.core.state import Name
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import CLIPPING, GradientUse
-from dcpbench.runs.run_state import trained_state
 from dcpbench.state.layout import called_modules
 from dcpbench.state.snapshot import (
     Leaves,
@@ -198,7 +197,7 @@ class Twin:
         step_tolerance = self._tolerance
         if not (step_tolerance.measured or step_tolerance.rounded or jittered):
             return {}
-        state = trained_state(self.run)
+        state = self.run.trained_state()
         rounded: dict[Name, torch.Tensor] = {}
         for name, leaf in state.items():
             if isinstance(leaf, TensorLeaf) and _is_of(name, step_tolerance.rounded) and leaf.extent.numel:
@@ -227,7 +226,7 @@ class Twin:
             jitter(use.full.values(), epsilon, seed=number)
         run = self.copy_at_beginning()
         self._taken(run, self._batch, others)
-        return retained(trained_state(run))
+        return retained(run.trained_state())
 
     def _taken(self, run: OwnRun, batch: Batch, uses: Sequence[GradientUse]) -> TakenStep:
         names = {value: name for name, value in _parameters(run.model).items()}

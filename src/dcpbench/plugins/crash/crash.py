@@ -25,7 +25,6 @@ from dcpbench.plugins.crash.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
 from dcpbench.runs.run import Run
-from dcpbench.runs.run_state import live_state, retained_state
 
 Kill = str | list[int]
 """`one` rank, `all` ranks, a list of ranks, or the `uploader`, the process that uploads for one rank."""
@@ -105,14 +104,14 @@ def _train_and_save(cell: Cell, folder: str) -> Run:
     reference = replace(steps.build_reference(plan), extra_ends=tuple(plan.config.save_steps))
     steps.train_reference(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
-        run = steps.build_cell_run(cell, cell.config.seed)
+        run = steps.build_cell_run(cell, cell.config.seed, reference.exclusions)
     *complete, last = plan.config.save_steps
     for step in complete:
         cell.files.clear()  # a save to the same folder may change them
         steps.train(cell, run, step)
         saved = steps.finish(cell, steps.save(cell, run, Path(_place(cell, folder, step)).name))
     steps.train(cell, run, last)
-    state = retained_state(run)
+    state = run.retained_state()
     killed = Checkpoint(last, _place(cell, folder, last), state)
     steps.decide_compared_state(cell, reference, [saved, killed])
     handover.write_reference(cell, replace(reference, checkpoints=[saved, killed]), any_layout=True)
@@ -160,7 +159,7 @@ def _load_newest(cell: Cell, target: Run, candidates: list[Checkpoint]) -> Check
     complete = [str(audited.folder) for audited in folders if audited.state is FolderState.complete]
 
     def is_now(checkpoint: Checkpoint) -> bool:
-        state, group = live_state(target), cell.world.group
+        state, group = target.live_state(), cell.world.group
         saved = checkpoint.state.items()
         mismatches = [checkpoint.compare(leaves, state[part], group, closely=False) for part, leaves in saved]
         return not cell.world.any_rank(any(mismatches))

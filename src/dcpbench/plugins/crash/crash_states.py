@@ -30,7 +30,7 @@ from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
-from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import State
 
 _SAVED, _BEFORE, _LOGS = "saved", "before", "logs"
 

@@ -13,9 +13,8 @@ from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes
-from dcpbench.runs.run_state import State
 from dcpbench.state.layout import Extent
-from dcpbench.state.snapshot import Leaf, Leaves, TensorLeaf, content_digest
+from dcpbench.state.snapshot import Leaf, Leaves, State, TensorLeaf, content_digest
 
 _PART = StatePart.optimizer
 

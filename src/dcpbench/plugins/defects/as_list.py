@@ -8,7 +8,7 @@ from dcpbench.cell.known_defects import LoadReference
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import gathers_state_dicts
-from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import State
 
 _PART = StatePart.optimizer
 

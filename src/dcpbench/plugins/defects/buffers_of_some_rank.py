@@ -10,8 +10,7 @@ from dcpbench.cell.known_defects import LoadReference
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
+from dcpbench.state.snapshot import DigestedLeaf, Leaves, State, TensorLeaf, digested, of_kind
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:

@@ -9,8 +9,7 @@ from dcpbench.compare.leaves import ABSENT_LEAF
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import names_parameters
+from dcpbench.state.snapshot import State, names_parameters
 
 _PART = StatePart.optimizer
 

@@ -9,7 +9,7 @@ from dcpbench.compare.leaves import same_leaves
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import text_of
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.runs.run_state import State
+from dcpbench.state.snapshot import State
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:

@@ -13,8 +13,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import may_load_one_replica, never_averages
 from dcpbench.runs.build_run import seeded_workload
-from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
+from dcpbench.state.snapshot import DigestedLeaf, Leaf, Leaves, State, TensorLeaf, digested
 from dcpbench.torch_private import IGNORED_BY_DDP
 from dcpbench.workloads.parallelisms import ddp
 

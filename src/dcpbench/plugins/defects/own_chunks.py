@@ -16,8 +16,7 @@ from dcpbench.compare.stored import StoredChunk, read_part
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import key_of
 from dcpbench.plugins.defects._cells import loads_alone
-from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import TensorLeaf
+from dcpbench.state.snapshot import State, TensorLeaf
 
 
 def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[State]:

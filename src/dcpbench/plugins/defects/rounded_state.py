@@ -9,8 +9,7 @@ from dcpbench.cell.known_defects import LoadReference
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import has_bf16_model
-from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import TensorLeaf
+from dcpbench.state.snapshot import State, TensorLeaf
 
 _PART = StatePart.optimizer
 

@@ -8,8 +8,7 @@ from dcpbench.compare.leaves import ABSENT_LEAF
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import runs_own_loop
-from dcpbench.runs.run_state import State
-from dcpbench.state.snapshot import EmptyShard, Leaves, without_prefix
+from dcpbench.state.snapshot import EmptyShard, Leaves, State, without_prefix
 
 _PART = StatePart.optimizer
 

@@ -9,8 +9,7 @@ from dcpbench.compare.leaves import same_leaves
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.plugins.defects._cells import new_target, runs_own_loop
-from dcpbench.runs.run_state import State, live_state
-from dcpbench.state.snapshot import DigestedLeaf, Leaves, TensorLeaf
+from dcpbench.state.snapshot import DigestedLeaf, Leaves, State, TensorLeaf
 
 _SHARED: Name = ("shared_memory",)
 
@@ -20,7 +19,7 @@ def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[
     concerned = any(name[0] == "defaults" for name in reference.names.get(StatePart.flags, ()))
     if not cell.world.any_rank(concerned):
         return
-    initial, defaults = live_state(new_target(cell))[StatePart.flags], in_defaults(saved)
+    initial, defaults = new_target(cell).live_state()[StatePart.flags], in_defaults(saved)
     if defaults:
         rates = {text_of(name) for name in _rates(saved[StatePart.optimizer], "param_groups")}
         shared = without_rates(saved[StatePart.flags][_SHARED], rates)

@@ -11,8 +11,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, new_target
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run_state import State, live_state
-from dcpbench.state.snapshot import Leaves
+from dcpbench.state.snapshot import Leaves, State
 
 _PART = StatePart.optimizer
 
@@ -26,7 +25,7 @@ def _expected(cell: Cell, moment: Moment, reference: LoadReference) -> Iterator[
     if not target.optimizer.state:
         return
     target.fill_optimizer()
-    names, saved = live_state(target)[_PART].keys(), reference.checkpoint.state.get(_PART, {})
+    names, saved = target.live_state()[_PART].keys(), reference.checkpoint.state.get(_PART, {})
     yield {_PART: {name: ABSENT_LEAF for name in saved if name[0] == "state" and name not in names}}
     if fsdp1_sizes(cell.config) and not any(target.optimizer.state.values()):
         yield {_PART: _set_again(cell, target, reference.checkpoint)}
@@ -44,7 +43,7 @@ def _set_again(cell: Cell, target: OwnRun, checkpoint: Checkpoint) -> Leaves:
         group |= {key: leaves.get(("param_groups", number, key), group[key]) for key in keys}
     target.optimizer.state.clear()
     target.fill_optimizer()
-    return live_state(target)[_PART]
+    return target.live_state()[_PART]
 
 
 defect = Defect(("restored",), loads_by_dcp, _expected)

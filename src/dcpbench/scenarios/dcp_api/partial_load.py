@@ -17,7 +17,6 @@ from dcpbench.compare.leaves import Comparison, same_leaves
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, text_of
-from dcpbench.runs.run_state import live_state, retained_state
 from dcpbench.state.snapshot import Leaves, snapshot_nested, without_prefix
 from dcpbench.torch_private import LOAD_KEYS
 
@@ -36,7 +35,7 @@ def partial_load(cell: Cell) -> None:
     model_only = replace(checkpoint, state={model: checkpoint.state[model]})
     target = steps.build_target(cell, reference)
     controls = checks.perturb_target(cell, target, checkpoint)
-    before = retained_state(target)
+    before = target.retained_state()
     rest = target.state()
     steps.load(cell, target, checkpoint, state={"model": rest.pop("model")})
     checks.verify_restored(cell, target, model_only, controls)
@@ -47,7 +46,7 @@ def partial_load(cell: Cell) -> None:
         now, then, saved = (
             {name: leaf for part in others for name, leaf in state.get(part, {}).items()}
             | {name: leaf for name, leaf in state.get(StatePart.random, {}).items() if name in default}
-            for state in (live_state(target), before, checkpoint.state)
+            for state in (target.live_state(), before, checkpoint.state)
         )
         compared = compare_controlled(then, now, perturbed_where(then, saved, same_leaves(saved, then)))
         cell.record(
