@@ -14,13 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dcpbench.cell import checkpoint as checkpoint_module
 from dcpbench.cell import checkpoint_files, checks, known_defects, steps, training
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
-from dcpbench.compare import across_layouts
 from dcpbench.compare import controls as controls_module
 from dcpbench.compare.losses import compare_resumed
 from dcpbench.config.groups import WorkloadConfig
@@ -379,7 +379,7 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
         assert twin.keys() == {*actual, *elsewhere}
         return gradients.compare_step(step, twin, actual, elsewhere, tolerances, **how)
 
-    watch(across_layouts, "compare")
+    watch(checkpoint_module, "compare")
     watch(controls_module, "compare")
     monkeypatch.setattr(lockstep, "compare_step", compare_step)
     verdict, _ = alone(**SMALL)

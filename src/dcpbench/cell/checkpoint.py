@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
-from dcpbench.compare.across_layouts import compare_state
-from dcpbench.compare.leaves import saved_part
+from dcpbench.compare.across_layouts import compare_across
+from dcpbench.compare.leaves import TensorReader, compare, saved_part
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import CHECK_OF, Name, StatePart, key_of, text_of
+from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.formats.audit import Entry
 from dcpbench.runs.run import Run
 from dcpbench.state import snapshot
@@ -125,7 +125,7 @@ class Checkpoint:
                     now[text_of(name)] = leaf.local
         return before, now
 
-    def reader_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[Name], torch.Tensor | None]:
+    def reader_of(self, part: StatePart, checkpointer: Checkpointer) -> TensorReader:
         """Return a function that reads a tensor by its name in a part; each rank may call it alone."""
         return lambda name: checkpointer.read_tensor(self.checkpoint_id, key_of(part, name))
 
@@ -134,7 +134,7 @@ class Checkpoint:
         saved: Leaves,
         actual: Leaves,
         group: dist.ProcessGroup | None,
-        read_saved: Callable[[Name], torch.Tensor | None] | None = None,
+        read_saved: TensorReader | None = None,
         closely: bool = True,
     ) -> list[Mismatch]:
         """Compare a live state with a saved one of the same layout as this checkpoint's; collective over
@@ -145,7 +145,9 @@ class Checkpoint:
             closely: report places and distances, and not only names.
         """
         read_saved = read_saved if closely else None
-        return compare_state(saved, actual, group, read_saved, closely, self.by_content)
+        if self.by_content:
+            return compare_across(saved, actual, group, read_saved)
+        return compare(saved, actual, read_saved, closely)
 
 
 class SaveInFlight(NamedTuple):

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from dcpbench.compare.controls import perturbed_leaves
 from dcpbench.compare.leaves import (
     TensorReader,
-    compare,
     differences_by_name,
     same_value,
     sorted_parameters,
@@ -78,20 +77,6 @@ def compare_across(
 def _same_on_each_rank(expected: Leaf, actual: Leaf) -> bool:
     of_ranks = getattr(actual, "of_ranks", ())
     return bool(of_ranks) and of_ranks == getattr(expected, "of_ranks", ())
-
-
-def compare_state(
-    saved: Leaves,
-    actual: Leaves,
-    group: dist.ProcessGroup | None,
-    read_saved: TensorReader | None = None,
-    closely: bool = True,
-    by_content: bool = False,
-) -> list[Mismatch]:
-    """Compare part by part, or by content, which is collective over `group`."""
-    if by_content:
-        return compare_across(saved, actual, group, read_saved)
-    return compare(saved, actual, read_saved, closely)
 
 
 def digests_of_full(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, dict[Name, Mismatch]]:
