@@ -299,6 +299,15 @@ def content_digest(leaf: Leaf) -> Digest | None:
     return add(*block_digests([leaf])[0]) if isinstance(leaf, TensorLeaf) else None
 
 
+def has_content(leaf: Leaf, full: torch.Tensor) -> bool:
+    """Return whether a full tensor has the dtype of a part's and, at its place, its content."""
+    if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+        return False
+    extent = leaf.extent
+    is_like = (tuple(full.shape), full.dtype) == (extent.shape, leaf.dtype)
+    return is_like and content_digest(TensorLeaf(extent.take(full), extent, None)) == content_digest(leaf)
+
+
 def _blocks(part: TensorLeaf) -> Iterator[tuple[torch.Tensor, Extent]]:
     flat, extent = part.local.reshape(-1), part.extent
     for begin in range(0, extent.numel, BLOCK):

@@ -14,7 +14,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes
 from dcpbench.state.layout import Extent
-from dcpbench.state.snapshot import Leaf, Leaves, State, TensorLeaf, content_digest
+from dcpbench.state.snapshot import Leaves, State, TensorLeaf, has_content
 
 _PART = StatePart.optimizer
 
@@ -60,17 +60,10 @@ def slices(
         if not isinstance(leaf, TensorLeaf) or not is_sliced(leaf.extent):
             continue
         held = read_saved(name)
-        if held is None or not _is_what_was(saved.get(name), held):
+        if held is None or not has_content(saved.get(name), held):
             continue
         begin = leaf.extent.start
         for leaves, full in ((once, held), (again, set_again(held, leaf.extent))):
             elements = full.reshape(-1)[begin : begin + leaf.extent.numel]
             leaves[name] = replace(leaf, local=elements.reshape(leaf.local.shape))
     return once, again
-
-
-def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
-    """Return whether a full tensor has the saved values at the place of a saved part."""
-    if saved is None or (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
-        return False
-    return content_digest(TensorLeaf(saved.extent.take(held), saved.extent, None)) == content_digest(saved)
