@@ -275,7 +275,7 @@ class Checkpointer(ABC):
         def missing() -> dict[str, None]:
             return {} if self.lengths(checkpoint_id) else {checkpoint_id: None}
 
-        return no_files(Path(checkpoint_id).name, {}) if wait_until_empty(missing) else None
+        return no_files(Path(checkpoint_id).name) if wait_until_empty(missing) else None
 
     def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
         """Return the digests of when a save reported success (`time.time`), completed by files that a shared

@@ -57,10 +57,9 @@ def _digest(path: Path) -> str:
     return f"{size} bytes{mtime}, {digest.hexdigest()[:32]}"
 
 
-def list_files(folder: Path, stats: Mapping[Path, os.stat_result] | None = None) -> FileDigests:
-    """Return the length and the mtime of every file below a folder, or of these, instead of a digest. Inodes
-    are left out: some file systems give a file another one later."""
-    stats = files_below(folder) if stats is None else stats
+def list_files(folder: Path, stats: Mapping[Path, os.stat_result]) -> FileDigests:
+    """Return the length and the mtime of files below a folder, instead of a digest. Inodes are left out: some
+    file systems give a file another one later."""
     return {str(path.relative_to(folder)): _listed(stat) for path, stat in stats.items()}
 
 
@@ -107,14 +106,11 @@ def compare_files(then: FileDigests, now: FileDigests) -> Compared:
     return Compared(_differing(then, now), dict.fromkeys(detected, True), detected)
 
 
-def no_files(name: str, files: FileDigests) -> Compared:
+def no_files(name: str) -> Compared:
     """Report a checkpoint that has no file although its save reported success; the control has none."""
-
-    def found(files: FileDigests) -> list[Mismatch]:
-        facts = {"then": "a checkpoint", "now": "no file: its save wrote none under its path, or removed it"}
-        return [] if files else [Mismatch(name, Problem.file_changed, facts=facts)]
-
-    return Compared.of(found(files), found({}), [name])
+    facts = {"then": "a checkpoint", "now": "no file: its save wrote none under its path, or removed it"}
+    mismatches = [Mismatch(name, Problem.file_changed, facts=facts)]
+    return Compared.of(mismatches, mismatches, [name])
 
 
 def _differing(then: FileDigests, now: FileDigests) -> list[Mismatch]:
