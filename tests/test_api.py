@@ -17,6 +17,7 @@ from conftest import ONE_STEP, TESTS, alive_in, hanging, wait_for
 from dcpbench import api
 from dcpbench.config.overrides import overrides
 from dcpbench.core.checks import CHECKS
+from dcpbench.core.notes import Note
 from dcpbench.core.plugins import plugins
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder import SweepRecord
@@ -238,7 +239,7 @@ def test_a_result_says_how_its_cells_ended(tmp_path: Path) -> None:
 
 
 def test_an_exception_has_the_likely_cause_and_the_command(tmp_path: Path) -> None:
-    named = {"ranks": [{"in_no_state_dict": {"model.calls": "8, resumed 4"}}]}
+    named = {"ranks": [{"notes": [Note("in_no_state_dict", "8, resumed 4", name="model.calls").plain()]}]}
     failed = {"status": "fail", "reason": "loss_resume_equal: " + "much " * 200, "loss_resume_equal": False}
     folder = folder_with(tmp_path / "s", cell("fsdp2"), cell("ddp", details=named, **failed))
     with pytest.raises(api.CellsFailedError) as raised:

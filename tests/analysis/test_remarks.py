@@ -9,7 +9,8 @@ from conftest import Command
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.analysis.runs import failures, grouped_failures, remarks
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import Mismatch, Place, Problem
+from dcpbench.core.notes import Note
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.report.page import page
@@ -29,9 +30,9 @@ def mine(model: str, **values: Any) -> Any:
 
 
 def test_lost_numbers_of_a_pass_are_named(tmp_path: Path, command: Command) -> None:
-    lost = {
-        "ranks": [{"in_no_state_dict": {"model.load": "8, resumed 2", "model.mean": "0.5, resumed 0.25"}}]
-    }
+    texts = {"model.load": "8, resumed 2", "model.mean": "0.5, resumed 0.25"}
+    notes = [Note("in_no_state_dict", text, name=name).plain() for name, text in texts.items()]
+    lost = {"ranks": [{"notes": notes}]}
     rows = (
         mine("a.b", details=lost),
         mine("a.c", details={"ranks": [{}]}),
@@ -65,13 +66,8 @@ def test_known_failures_say_whose_they_are(tmp_path: Path) -> None:
 
 
 def test_checkpoint_without_a_judgement_is_named(tmp_path: Path) -> None:
-    part = {
-        "check": "loss_resume_equal",
-        "name": "",
-        "where": "after step 4",
-        "why": "it ended",
-    }
-    values: dict[str, Any] = {"details": {"ranks": [{"left_out": [part]}]}}
+    note = Note("left_out", "it ended", "loss_resume_equal", place=Place("after step 4"))
+    values: dict[str, Any] = {"details": {"ranks": [{"notes": [note.plain()]}]}}
     rows = mine("a.b", loss_resume_equal=True, **values), mine("a.c", loss_resume_equal=None, **values)
     (said,) = remarks(read_sweeps([folder_with(tmp_path / "sweep", *rows)]).frame)
     assert said == "1 is ok without loss_resume_equal after step 4: it ended"

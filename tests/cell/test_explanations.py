@@ -7,6 +7,7 @@ import pytest
 from cell.test_alone import FAULTS, sentence_of
 from dcpbench.analysis.causes import causes_of, causes_table, signs_of
 from dcpbench.core.checks import CHECKS
+from dcpbench.core.notes import Note
 
 ON_SEVERAL_RANKS = {"batch_loss_close", "replicas_equal"}
 """Those of `tests/plugins/faults/test_mistrained.py`. Those of trainers are in `tests/runs`."""
@@ -36,12 +37,14 @@ def test_null_checks_prove_nothing() -> None:
 def test_cause_behind_another_is_listed() -> None:
     """Random generators that were not restored hide neither a lost position nor a value in no state dict."""
     row: dict[str, Any] = {"status": "fail", "random_equal": False, "loss_resume_equal": False}
-    rank = {"unreadable": {"loader": "DataLoader"}}
-    random, position = causes_of({**row, "details": {"ranks": [rank]}})
+    loader = Note("unreadable", "DataLoader", name="loader").plain()
+    random, position = causes_of({**row, "details": {"ranks": [{"notes": [loader]}]}})
     assert random == sentence_of("random_equal")
     assert position == "The load may have lost a position that cannot be read: loader (DataLoader)"
-    values = {f"mine.{name}": "4, resumed 2" for name in ("A", "B", "C", "D")}
-    first, *others = causes_of({**row, "details": {"ranks": [{**rank, "in_no_state_dict": values}]}})
+    values = [
+        Note("in_no_state_dict", "4, resumed 2", name=f"mine.{name}").plain() for name in ("A", "B", "C", "D")
+    ]
+    first, *others = causes_of({**row, "details": {"ranks": [{"notes": [loader, *values]}]}})
     named = ", ".join(f"mine.{name}: 4, resumed 2" for name in ("A", "B", "C"))
     assert first == f"{named} and 1 more; in no state dict"
     assert others == [random, position]

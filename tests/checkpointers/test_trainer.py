@@ -17,7 +17,7 @@ from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import NOTHING, CheckReport
-from dcpbench.records.notes import notes_of
+from dcpbench.records.row import notes_of
 from dcpbench.state import process_state
 from support.alone import bare_cell, config, world
 from support.notes import why_not

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dcpbench.core.rank_report import RankReport
-from dcpbench.records.notes import notes_of
+from dcpbench.records.row import notes_of
 
 
 def why_not(rank: RankReport | dict[str, Any]) -> dict[str, str]:

@@ -15,8 +15,7 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.sentences import described
-from dcpbench.records.notes import notes_of
-from dcpbench.records.row import dict_in, list_in
+from dcpbench.records.row import dict_in, list_in, notes_of
 from dcpbench.verdict.sentences import OBSERVED, TRAINING, UNLISTED
 from dcpbench.verdict.verdict import UNEXPLAINED
 
@@ -169,10 +168,8 @@ def short_reason(row: Mapping[str, Any]) -> str:
 
 def _step(mismatch: Mapping[str, Any]) -> list[int]:
     """Return the steps of a mismatch: of its checkpoint, then the one after which it was found."""
-    of_step = mismatch.get("of_step")
-    place = mismatch.get("where") if of_step is None else f"step {of_step}"  # of an older row
-    texts = f"{place} {mismatch.get('name')} step {mismatch.get('step')}"
-    return [*map(int, _STEP.findall(texts))]
+    of_step, step = mismatch.get("of_step"), mismatch.get("step")
+    return [*map(int, _STEP.findall(f"step {of_step} {mismatch.get('name')} step {step}"))]
 
 
 def _distance(mismatch: Mapping[str, Any]) -> float:

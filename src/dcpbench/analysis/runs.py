@@ -19,8 +19,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import commands_of_plugins
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
-from dcpbench.records.notes import notes_of
-from dcpbench.records.row import dict_in, list_in
+from dcpbench.records.row import dict_in, list_in, notes_of
 from dcpbench.verdict.verdict import KNOWN
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")

@@ -1,6 +1,6 @@
-"""The row: the record of a cell, the types of its columns, and whether it is ok."""
+"""The row: the record of a cell, the types of its columns, whether it is ok, and the notes in its details."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
 
@@ -8,6 +8,8 @@ from dcpbench.config.keys import HELP, key
 from dcpbench.core.axes import AxisSpec
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.metrics import SHARED_CELL_S
+from dcpbench.core.mismatch import Place
+from dcpbench.core.notes import NOTES, Note
 from dcpbench.core.plugins import REGISTRIES, ColumnSpec, TextSpec
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
@@ -229,3 +231,19 @@ def dict_in(value: object) -> dict[str, Any]:
 def list_in(value: object) -> list[Any]:
     """Return a list that a row may hold; an empty one for anything else."""
     return value if isinstance(value, list) else []
+
+
+def notes_of(row: Mapping[str, Any]) -> Iterator[Note]:
+    """Yield the notes of all ranks of a row, of known kinds; the phrase of a place is its moment.
+
+    >>> for note in notes_of({"details": {"ranks": [{"notes": [{"kind": "left_out", "text": "no files"}]}]}}):
+    ...     print(note.kind, note.text)
+    left_out no files
+    """
+    for rank in map(dict_in, list_in(dict_in(row.get("details")).get("ranks"))):
+        for recorded in map(dict_in, list_in(rank.get("notes"))):
+            kind, text, check, name, place = (
+                str(recorded.get(key) or "") for key in ("kind", "text", "check", "name", "place")
+            )
+            if kind in NOTES:
+                yield Note(kind, text, check, name, Place(place) if place else None)

@@ -21,8 +21,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.notes import NOTES
 from dcpbench.core.statuses import BAD, shown
-from dcpbench.records.notes import notes_of
-from dcpbench.records.row import dict_in, list_in
+from dcpbench.records.row import dict_in, list_in, notes_of
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import (
     Content,

@@ -20,8 +20,7 @@ from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.sentences import described
 from dcpbench.core.statuses import SHOWN
-from dcpbench.records.notes import notes_of
-from dcpbench.records.row import columns, dict_in, list_in
+from dcpbench.records.row import columns, dict_in, list_in, notes_of
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.verdict.sentences import rank_numbers
 
