@@ -161,7 +161,8 @@ def compare_replicas(leaves: Mapping[Name, TensorLeaf], group: dist.ProcessGroup
 def _contents(leaves: Mapping[Name, TensorLeaf]) -> dict[Name, Any]:
     """Return what identifies the content of each part: on a GPU the digests, which need no copy; on the CPU a
     hash, which is ten times faster."""
-    on_gpu = digested({name: leaf for name, leaf in leaves.items() if leaf.local.is_cuda})
+    of_gpu = {name: leaf for name, leaf in leaves.items() if leaf.local.is_cuda}
+    on_gpu = digested(of_gpu) if of_gpu else {}
     return {
         name: on_gpu[name].blocks if name in on_gpu else _hash(leaf.local) for name, leaf in leaves.items()
     }

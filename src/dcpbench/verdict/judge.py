@@ -56,9 +56,10 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
     )
     resumes = _passed(results, training=False)
     has_resumed = not {"loss_resume_equal", "loss_resume_close"}.isdisjoint(results)
+    reason = failed_sentence(of_resume, of_training, resumes and has_resumed) if failed else "; ".join(gaps)
     return Verdict(
         status="fail" if failed else "vacuous" if gaps else "pass",
-        reason=failed_sentence(of_resume, of_training, resumes and has_resumed) or "; ".join(gaps) or None,
+        reason=reason or None,
         checks=dict.fromkeys(CHECKS) | {check: result.failed is None for check, result in results.items()},
         failed=tuple(failed),
         gaps=tuple(gaps),
