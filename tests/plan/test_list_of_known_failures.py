@@ -49,6 +49,13 @@ def one_listed(mismatch: str) -> str:
         ("- {ids: a}", "ids: unknown key; did you mean id"),
         ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
         ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "error.phases: has no value"),
+        *(
+            (
+                f"- {{id: a, torch: '>=2', error: {{type: A, phases: [load], {more}}}, reason: b}}",
+                "unterminated",
+            )
+            for more in ("message: '('", "code: '('", "each: '('", "of: [a, '(']")
+        ),
         ("- {id: a, torch: '>=2', error: {type: '(', phases: [load]}, reason: b}", "known_failures="),
         (
             "- {id: a, torch: '>=2', error: {type: A, phases: []}, status: fail, reason: b}",

@@ -144,6 +144,11 @@ def test_only_ranks_in_the_limits_phase_are_late() -> None:
         said = f"after 2 s (timeouts.{phase}_s=2) {late}; rank 0 at f (a.py:1); stacks are in the ranks' logs"
         assert cause_sentence(found.cause) == said
         assert found.details == {"limit": f"timeouts.{phase}_s", "doing": {"0": "at f (a.py:1)"}}
+    found = stop(*ranks[1:], replace(ranks[0], rank=4), limit=("load", 2.0))
+    assert found.details["doing"] == {"4": "at f (a.py:1)"}
+    found = stop(*ranks[1:], limit=("upload", 2.0))
+    assert found.cause is not None
+    assert cause_sentence(found.cause).endswith("upload (rank 1, 3); stacks are in the ranks' logs")
     of_hosts = stop(*ranks, limit=("load", 2.0), hosts=HOSTS)
     assert of_hosts.cause is not None
     assert "still in load (rank 0 of host here), others" in cause_sentence(of_hosts.cause)

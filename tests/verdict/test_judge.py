@@ -171,6 +171,10 @@ def test_details_list_controls_and_ranks() -> None:
     seen = missed.details["checks"]["model_equal"]
     assert seen["control"] == {f"w {OLD}": False, f"w {NEW}": True}
     assert seen["control_missed"] == [f"w {OLD}"]
+    none = at_both(
+        lambda views: [view.control[where].update(w=False) for view in views for where in (OLD, NEW)]
+    )
+    assert none.details["checks"]["model_equal"]["control_missed"] == sorted([f"w {OLD}", f"w {NEW}"])
 
 
 def test_name_that_differs_twice_is_listed_once() -> None:
@@ -281,6 +285,9 @@ def test_mismatches_are_in_order_of_steps() -> None:
     quoted = next(one for one in listed if one["name"] == "loss of step 11")
     assert f"rank {quoted['rank']}: {verdict.failed[0].first.name}" in str(verdict.reason)
     assert quoted["text"] == "on rank 0"
+    seen[0].checks["optim_equal"].add([finding("of no step", "differs", 1e9)])
+    listed = judge([seen], [2]).details["checks"]["optim_equal"]["worst"]
+    assert [each["name"] for each in listed].index("of no step") == 0
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -13,6 +13,7 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.plan.known_failures import check_entry
 from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
+from dcpbench.verdict.verdict import KNOWN, UNEXPLAINED
 from support.ends import raised, reported
 from support.jobs import job
 
@@ -60,6 +61,7 @@ def test_intermittent_failure_can_pass() -> None:
         ({}, {"parallel": "fsdp"}, True),
         ({}, {"parallel": "hsdp"}, False),
         ({}, {"torch_version": "2.10.1"}, False),
+        ({}, {"torch_version": "2.16.0.dev20261101+cu130"}, True),
         ({"cells": {"overlap_saves": True}}, {"config": {"overlap_saves": True}}, True),
         ({"cells": {"overlap_saves": True}}, {"config": {"overlap_saves": False}}, False),
         ({"cells": {"storage.options.overwrite": [None, True]}}, {"config": {}}, True),
@@ -106,6 +108,23 @@ def test_unlisted_mismatch_comes_first() -> None:
     assert short_reason({"status": "fail", "reason": reason}) == told
     alone = verdict_of(job(known=(LISTED,)).expected, [failing({"model_equal": ["w"]})])
     assert str(alone.reason).startswith("model_equal: rank 0: w")
+
+
+def test_checks_and_errors_that_are_not_listed_are_named() -> None:
+    """`details` has the checks, by which a report groups such cells; the reason the first of all."""
+    failed = {"model_equal": ["w"], "optim_equal": ["state.w.exp_avg"], "extra_equal": ["steps"]}
+    report = RankReport(0, {check: CheckReport() for check in failed})
+    for check, names in failed.items():
+        report.checks[check].add([Mismatch(name, Problem.missing) for name in names])
+    verdict = verdict_of(job(known=(LISTED,)).expected, [reported([report])])
+    assert verdict.details[UNEXPLAINED] == ["model_equal", "extra_equal"]
+    unlisted = raised(RaisedError(0, "load", "ValueError", "no"), before=[report])
+    verdict = verdict_of(job(known=(LISTED,)).expected, [unlisted])
+    assert "model_equal: w: saved, but not restored, and 2 more; observed" in str(verdict.reason)
+    report.checks.pop("model_equal"), report.checks.pop("extra_equal")
+    verdict = verdict_of(job(known=(LISTED,)).expected, [unlisted])
+    told = "in addition to known failure moments: rank 0 in load: ValueError: no; observed"
+    assert str(verdict.reason).startswith(told)
 
 
 def differing(**about: object) -> Mismatch:
@@ -198,6 +217,7 @@ def test_two_entries_can_explain_one_cell() -> None:
     verdict = verdict_of(job(known=(LISTED, names)).expected, [outcome])
     assert verdict.status == "xfail"
     assert str(verdict.reason).startswith("known failure moments, names: a test; x; observed: rank 0 in load")
+    assert verdict.details[KNOWN] == [["moments", "a test", None], ["names", "x", None]]
     assert verdict_of(job(known=(LISTED,)).expected, [outcome]).status == "error"
     assert verdict_of(job(known=(names,)).expected, [outcome]).status == "error"
 
@@ -237,6 +257,18 @@ def test_only_the_listed_error_is_expected() -> None:
         assert after(earlier, listed) == expected, "nothing hides beside it"
         assert after(raised(error, reports=[seen]), listed) == expected, "nor on a rank that went on"
     assert after(failing({"model_equal": ["w"]}), listed) == "fail", "the error is what is known"
+
+
+def test_an_entry_names_every_defect_that_it_needs() -> None:
+    """Without the plug-in of one of them the entry is not used."""
+
+    def mismatches(*by: str | None) -> list[KnownMismatch]:
+        return [KnownMismatch(".*", ["differs"], each) for each in by]
+
+    checks = {"model_equal": mismatches("a", None, "b"), "optim_equal": mismatches("c")}
+    error = KnownError("KeyError", ["load"], by="d")
+    assert replace(LISTED, checks=checks, error=error).recomputations == {"a", "b", "c", "d"}
+    assert LISTED.recomputations == set()
 
 
 def test_error_can_require_a_recomputed_defect() -> None:

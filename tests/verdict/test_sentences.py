@@ -6,11 +6,28 @@ from typing import Any
 import pytest
 
 from dcpbench.analysis.causes import short_reason
-from dcpbench.core.mismatch import RESUMED, TWIN, Gap, GapKind, LimitReached, Mismatch, Place, Problem, Sides
+from dcpbench.core.mismatch import (
+    RESUMED,
+    TWIN,
+    Gap,
+    GapKind,
+    LimitReached,
+    Mismatch,
+    Place,
+    Problem,
+    RaisedError,
+    Sides,
+)
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.sentences import describe
 from dcpbench.verdict.judge import failed_check
-from dcpbench.verdict.sentences import cause_sentence, check_sentence, gap_sentence, rank_numbers
+from dcpbench.verdict.sentences import (
+    cause_sentence,
+    check_sentence,
+    gap_sentence,
+    known_sentence,
+    rank_numbers,
+)
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 
@@ -73,6 +90,21 @@ def test_ranks_that_others_wait_for_come_first() -> None:
         "train (rank 0-22, 24-63); rank 23 of host 10.0.0.2 stopped by a signal at f (a.py:1), "
         "rank 0-22, 24-63 at all_gather (d.py:4); stacks are in the ranks' logs"
     )
+
+
+def test_an_exception_has_its_line_and_its_circumstances() -> None:
+    error = RaisedError(0, "save", "OSError", "no", line="mine.py:3", note="the disk is full")
+    assert cause_sentence(error) == "rank 0 in save: OSError: no (mine.py:3) (the disk is full)"
+
+
+def test_known_failures_are_listed_once_each_with_its_link() -> None:
+    known = [
+        ("a", "torch drops it", "docs/a.md"),
+        ("b", "another", None),
+        ("a", "torch drops it", "docs/a.md"),
+    ]
+    told = "known failure a, b: torch drops it (docs/a.md); another; observed: w differs"
+    assert known_sentence(known, "w differs") == told
 
 
 @pytest.mark.parametrize(

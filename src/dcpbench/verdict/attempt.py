@@ -38,8 +38,6 @@ def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     """Judge an attempt by the ends of its stages, up to the first that did not end as expected."""
     stop = stop_of(ends[-1], expected.dies.get(len(ends) - 1))
     verdict = _stopped(stop, ends) if stop else _reported(expected, ends)
-    if verdict.status == "skip":
-        return verdict
     return _as_consequence(with_known_failures(expected.known_failures, verdict))
 
 
