@@ -186,7 +186,7 @@ class Cell:
     @contextmanager
     def phase(self, name: str, section: str | None = None) -> Iterator[None]:
         """Context manager: announce a phase and measure its time, including work on the device. Metrics of
-        the phase are probed at its end. `part` names a section of a phase."""
+        the phase are probed at its end. `section` names a part of a phase."""
         full_name = f"{name}/{section}" if section else name
         self.announce(name)
         self.world.synchronize()
