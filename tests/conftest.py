@@ -417,9 +417,10 @@ def hanging(folder: Path) -> bool:
     return bool(logs) and (folder / "results.jsonl").exists() and len(alive_in(folder)) >= 3
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ask() -> "Iterator[Ask]":
-    """Four gloo ranks that call what they are sent."""
+    """Four gloo ranks that call what they are sent, until the end of a file: a thread of each group that its
+    tests have made wakes up a hundred times a second."""
     from support.gloo_ranks import gloo_ranks
 
     with gloo_ranks() as on_all:

@@ -73,12 +73,18 @@ def commit_of(target: str) -> str | None:
     package, file = package_of(target), Path(file_of(target) or "")
     if not file.is_absolute() or package in sys.stdlib_module_names:
         return None
-    for name in filter(None, packages_distributions().get(package, ())):
+    for name in filter(None, distributions_of(tuple(sys.path)).get(package, ())):
         installed = distribution(name)
         if file.is_relative_to(str(installed.locate_file(""))):  # else it is a link to a checkout
             return f"{installed.name} {installed.version}"
     root = next((place for place in package_roots(package) if file.is_relative_to(place)), file)
     return checkout_commit(file.resolve(), root.resolve())
+
+
+@cache
+def distributions_of(_: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Return the names of installed distributions by package, for a search path. This takes half a second."""
+    return packages_distributions()
 
 
 def checkout_commit(file: Path, package: Path) -> str | None:
