@@ -189,6 +189,7 @@ def test_working_folder_is_copied_and_its_edited_script_resumes_again(tmp_path: 
             "takes longer than 3 s",
         ),
         ([], "-- COMMAND: is missing"),
+        (["--", "train.py", "{out}"], "No such file or directory; for a Python file, write python train.py"),
     ],
 )
 def test_wrong_use(tmp_path: Path, words: list[str], message: str) -> None:

@@ -170,7 +170,8 @@ class ScriptCommand:
         try:
             return Process(words, self.cwd if self.has_out else self.out, environment, output)
         except OSError as error:
-            raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
+            meant = f"; for a Python file, write python {words[0]}" if words[0].endswith(".py") else ""
+            raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}{meant}") from None
 
     def _wait(self, process: Process, records: Path, deadline: float, freezer: Freezer | None) -> int | None:
         """Wait until the command ends, or a stop ends it, and return its exit status; None if it takes too
