@@ -15,8 +15,6 @@ import pytest
 import yaml
 
 from conftest import dcpbench
-from dcpbench.cli import keys_help
-from dcpbench.code.provenance import conf_folders
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.statuses import STATUSES
 from support.commands import python, script
@@ -105,15 +103,6 @@ def test_documented_experiment_is_planned(
     assert ended.status == 0, ended.err
     if place.endswith("gate.yaml"):  # the block with the repeats has the cells of both
         assert "4 cells in 12 runs: 12 would run" in ended.out
-
-
-def test_pages_of_plugins_name_their_values() -> None:
-    axes = {name for name in keys_help.groups() if name not in ("load_parallel", "fault", "experiment")}
-    _, *added = conf_folders()
-    for folder in added:
-        page = (DOCS / "plugins" / f"{folder.parent.name}.md").read_text()
-        there = {path.stem for name in axes for path in folder.glob(f"{name}/*.yaml")}
-        assert {value for value in there if not re.search(rf"\b{value}\b", page)} == set()
 
 
 def test_workflows_are_valid() -> None:

@@ -67,14 +67,3 @@ def test_files_that_a_process_writes(tmp_path: Path) -> None:
         path: {os.getpid()} for path in ("written", "mapped")
     }
     assert open_for_writing([psutil.Process()], tmp_path) == {}
-
-
-def test_newest_path_by_its_number_and_not_in_flight(tmp_path: Path) -> None:
-    for name in ("checkpoint-4", "checkpoint-12", "checkpoint-8", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "weights").write_text("")
-    for writing, expected in (({}, "12"), ({"checkpoint-12/weights": [1]}, "8")):
-        copy = Copy(tmp_path, 0.0, {}, writing=writing)
-        assert copy.newest("checkpoint-*") == (f"checkpoint-{expected}", expected)
-    assert copy.newest("step-*") is None
-    assert copy.newest("o*") == ("other", "")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,12 @@ def test_failure_of_the_recorder_is_no_fault_of_the_script(tmp_path: Path) -> No
     assert (found.word, "the recorder failed: KeyError('x')" in found.reason) == ("vacuous", True)
 
 
+def test_restored_state_is_blamed_in_noisy_runs(tmp_path: Path) -> None:
+    noise = {step: {"weights": [step, step]} for step in range(2, 12)}
+    found = verdict(tmp_path, {9: {"weights": [101, 201]}}, again=noise)
+    assert (found.word, found.first.kind) == ("diverges", "weights")
+
+
 @pytest.mark.parametrize(
     ("name", "word"),
     [
@@ -252,6 +259,32 @@ def test_what_an_incomplete_checkpoint_lacks_is_named(tmp_path: Path, in_flight:
     found = judged(tmp_path, writer, resumed, change="log-8-1")
     lack = "step-8/1.pt was being written" if in_flight else "step-8/2.pt is missing"
     assert (found.word, lack in found.cause) == ("torn", True), found
+
+
+def test_a_cut_file_is_not_taken_where_another_has_the_same(tmp_path: Path) -> None:
+    """`last.pt` is written after `step-8.pt`, with the same content."""
+    writer = Writer()
+    for step in range(1, 13):
+        writer.train(step, step)
+        if step % 4 == 0:
+            content = {"model.a": 101 + step, "ema.a": 10 + step, "step": f"={step}"}
+            writer.save("last.pt", content)
+    resumed = Writer()
+    for path in ("last.pt", "step-8.pt"):  # it refuses the first
+        resumed.event("load", path=path)
+    resumed.train(9, 12, {9: {"batch": [1]}})
+    found = judged(tmp_path, writer, resumed, path="last.pt")
+    assert (found.word, found.newest, found.first.kind) == ("diverges", 8, "batch")
+
+
+@pytest.mark.parametrize(("pid", "word"), [(0, "torn"), (7, "diverges")])
+def test_file_that_a_forked_process_has_open_is_not_cut(tmp_path: Path, pid: int, word: str) -> None:
+    """Workers of a loader are forked while a thread writes a checkpoint, and have it open until they end."""
+    frozen = recorded(tmp_path / "a", [Writer().train(1, 12)])  # process 0
+    run = recorded(tmp_path / "c", [resuming("step-8.pt", 8, {9: {"moments": [1]}})])
+    stopped = stopped_at(frozen, 11)
+    stopped = replace(stopped, copy=replace(stopped.copy, writing={"step-8.pt": [pid]}))
+    assert judge(stopped, run, *runs(frozen)).word == word
 
 
 @pytest.mark.parametrize(("uploads_last", "word"), [(True, "exact"), (False, "older")])

@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from conftest import TESTS
+from conftest import TESTS, wait_for
 from dcpbench.plugins.script.process import Process
 
 MARK = "DCPBENCH_TEST_OF_PROCESSES"
@@ -26,14 +25,6 @@ subprocess.Popen(["sleep", "600"])
 open(sys.argv[1], "w").close()
 time.sleep(600)
 """
-
-
-def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -62,29 +53,29 @@ def started(log: Path, *words: str) -> Process:
 
 def test_status_and_output(log: Path) -> None:
     with started(log, "sh", "-c", "echo out; echo err >&2; exit 3") as process:
-        until(lambda: process.poll() is not None)
+        wait_for(lambda: process.poll() is not None)
         assert process.poll() == 3
     with started(log.with_name("killed"), "sh", "-c", "kill -9 $$") as process:
-        until(lambda: process.poll() is not None)
+        wait_for(lambda: process.poll() is not None)
         assert process.poll() == -signal.SIGKILL
     assert log.read_text() == "out\nerr\n"
 
 
 def test_a_helper_that_ends_after_the_command_ends_rightly(log: Path) -> None:
     with started(log, "sh", "-c", f"(sleep 0.3; echo done > {log}-helper) & exit 0") as process:
-        until(lambda: process.poll() is not None)
+        wait_for(lambda: process.poll() is not None)
     assert Path(f"{log}-helper").read_text() == "done\n"
 
 
 def test_all_descendants_are_stopped_continued_and_ended(log: Path) -> None:
     ready = log.with_name("ready")
     process = started(log, sys.executable, "-c", FAMILY, str(ready))
-    until(ready.exists)
-    until(lambda: len(process.descendants()) == 4)
+    wait_for(ready.exists)
+    wait_for(lambda: len(process.descendants()) == 4)
     assert process.stop_all()
     assert {one.status() for one in process.descendants()} == {psutil.STATUS_STOPPED}
     process.continue_all()
-    until(lambda: psutil.STATUS_STOPPED not in {one.status() for one in process.descendants()})
+    wait_for(lambda: psutil.STATUS_STOPPED not in {one.status() for one in process.descendants()})
     assert process.stop_all()
     process.end()
     assert marked(str(log.parent)) == []
@@ -94,7 +85,7 @@ def test_a_parent_that_waits_for_a_stopped_child_is_stopped(log: Path) -> None:
     """A process that starts others all the time: its thread waits in vfork, and cannot be stopped there."""
     endless = "import subprocess\nwhile True: subprocess.run(['true'])"
     with started(log, sys.executable, "-c", endless) as process:
-        until(process.descendants)
+        wait_for(lambda: bool(process.descendants()))
         for _ in range(20):
             assert process.stop_all()
             process.continue_all()
@@ -140,7 +131,7 @@ def test_nothing_is_left_of_a_driver_that_ends(log: Path, number: signal.Signals
     assert driver.stdout.readline() == "True\n"
     driver.send_signal(number)
     assert driver.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
-    until(lambda: not marked(str(log.parent)), 20.0)
+    wait_for(lambda: not marked(str(log.parent)), 20.0)
 
 
 @pytest.mark.slow
@@ -151,7 +142,7 @@ def test_command_line_that_is_terminated(log: Path) -> None:
         [sys.executable, "-m", "dcpbench", *words],
         stdout=subprocess.PIPE, text=True, env=os.environ | {MARK: str(log.parent)}, cwd=log.parent,
     )  # fmt: skip
-    until((log.parent / "ready").exists)
+    wait_for((log.parent / "ready").exists)
     driver.terminate()
     out, _ = driver.communicate(timeout=60)
     assert driver.returncode == 128 + signal.SIGTERM
@@ -170,7 +161,7 @@ def test_copying_ends_with_the_driver(log: Path) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {MARK: str(log.parent)}, cwd=log.parent
     )
-    until(lambda: any(one.name() == "sleep" for one in marked(str(log.parent))))
+    wait_for(lambda: any(one.name() == "sleep" for one in marked(str(log.parent))))
     driver.kill()
     driver.wait()
-    until(lambda: not marked(str(log.parent)), 20.0)
+    wait_for(lambda: not marked(str(log.parent)), 20.0)

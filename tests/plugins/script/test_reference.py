@@ -39,11 +39,6 @@ def test_later_failure(tmp_path: Path) -> None:
     assert problem == f"does not run: {expected}"
 
 
-def test_hang(tmp_path: Path) -> None:
-    problem = problem_of(run_of(tmp_path, "process", "", None), COMMAND, tmp_path, 5.0, 5.0)
-    assert problem == "hangs, or takes longer than 5 s (--timeout)"
-
-
 def test_archive_that_was_cut(tmp_path: Path) -> None:
     text = (
         "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory. " * 3

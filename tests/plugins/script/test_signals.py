@@ -1,16 +1,17 @@
-"""Stops that signal processes, and files that a power loss cannot cut."""
+"""Stops that signal processes, that have a run of their own, and files that a power loss cannot cut."""
 
 import contextlib
 import io
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import dcpbench
-from dcpbench.plugins.script import script
+from dcpbench.plugins.script import run, script
 from dcpbench.plugins.script.record import RecordedRun
 from plugins.script.runs import Writer
 
@@ -22,6 +23,12 @@ out, *words = sys.argv[1:]
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
 is_ending = []
+
+def fail(*_):
+    raise RuntimeError("timed out")
+
+if "impatient" in words:  # as a collective with a short timeout: it fails when it continues
+    signal.signal(signal.SIGCONT, fail)
 if "unhandled" not in words:
     signal.signal(signal.SIGTERM, lambda *_: is_ending.append(1))
 torch.manual_seed(0)
@@ -62,27 +69,29 @@ for step, (batch,) in enumerate(loader, 1):
 """
 
 
-def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, stop: str, *words: str) -> dict[str, Any]:
-    """Return the row of a stop of the loop, in forks of this process."""
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return the rows of stops of the loop, in forks of this process, and the progress that is printed."""
     from .forked import ForkedCommand
 
     monkeypatch.setattr(script, "ScriptCommand", ForkedCommand)
     monkeypatch.setattr(script, "_LEAST_LIMIT_S", 60.0)
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(tmp_path)
     Path("loop.py").write_text(LOOP)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        script.main(["python", "loop.py", "{out}", *words], [stop], grace=20, folder="x", as_json=True)
-    row: dict[str, Any]
-    (row,) = json.loads(out.getvalue())
-    return row
+
+    def rows(stops: Sequence[str], *words: str) -> tuple[list[dict[str, Any]], str]:
+        out, progress = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(progress):
+            script.main(["python", "loop.py", "{out}", *words], stops, grace=20, folder="x", as_json=True)
+        return json.loads(out.getvalue()), progress.getvalue()
+
+    return rows
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "words", "verdict", "reason"),
     [
-        ("term@7", "", "exact", ""),
         ("term@7", "workers ignore", "exact", ""),
         ("term@7", "workers", "older", "no save followed: RuntimeError('DataLoader worker"),
         ("term@7", "full", "older", "no save followed: OSError"),
@@ -92,11 +101,35 @@ def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, stop: str, *words: str
         ("torn@last.pt:4", "", "refuses", "not a zip archive: cut"),
     ],
 )
-def test_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str, words: str, verdict: str, reason: str
-) -> None:
-    row = judged(tmp_path, monkeypatch, stop, *words.split())
+def test_stop(stop: str, words: str, verdict: str, reason: str, checked: Callable[..., Any]) -> None:
+    ((row,), _) = checked([stop], *words.split())
     assert (row["verdict"], reason in str(row["reason"])) == (verdict, True), row["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "verdict"), [("", "exact"), ("no_optimizer", "diverges")], ids=["right", "wrong"]
+)
+@pytest.mark.parametrize("way", ["large", "impatient"])
+def test_stops_with_own_runs(
+    way: str, words: str, verdict: str, checked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies would take too long, or the frozen run fails: they have the verdicts of copies."""
+    stops = ("write@last.pt:3", "kill@11")
+    if way == "large":
+        monkeypatch.setattr(run, "_LARGEST_COPY", 0)
+    rows, progress = checked(stops, way, *words.split())
+    assert [(row["verdict"], row["loaded_step"]) for row in rows] == [(verdict, 4), (verdict, 8)], progress
+    assert [f"{stop}: a run of its own" in progress for stop in stops] == [True, True]
+    assert ("it failed, so each stop has a run of its own" in progress) == (way == "impatient")
+
+
+@pytest.mark.slow
+def test_frozen_run_fails_after_a_reference(checked: Callable[..., Any]) -> None:
+    """At default stops, of which the first is reached: none is left out."""
+    rows, progress = checked((), "impatient")
+    assert [row["verdict"] for row in rows] == ["exact"] * 4, progress
+    assert progress.count(": a run of its own") == 4
 
 
 @pytest.mark.slow
