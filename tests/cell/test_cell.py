@@ -25,9 +25,7 @@ from dcpbench.state.layout import whole
 from dcpbench.state.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.twin import lockstep
 from dcpbench.workloads.world import World
-from support.alone import bare_cell, config, run_alone, world
-
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
+from support.alone import TWICE, bare_cell, config, run_alone, world
 
 
 def upload() -> tuple[Future[None], PendingSave]:
@@ -160,7 +158,7 @@ MEASURED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_each_save_and_load_is_measured(name: str) -> None:
     values, phase, metrics = MEASURED[name]
-    (report,) = run_alone(**SMALL, scenario="stateful_or_not", **values).reports
+    (report,) = run_alone(**TWICE, scenario="stateful_or_not", **values).reports
     phases = {"save_stall_s": "save", "raw_write_s": "raw", "raw_read_s": "raw"}
     expected = {(metric, phases.get(metric, phase), save) for metric in metrics for save in (0, 1)}
     by_rank = ("peak_host_bytes", "gradient_bound_used", "twin_bytes")
@@ -187,7 +185,7 @@ def test_small_model_has_no_large_tensor(names: tuple[str, ...], monkeypatch: py
 
 def test_large_model_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 100)
-    ran = run_alone(**SMALL)
+    ran = run_alone(**TWICE)
     assert ran.verdict.status == "pass", ran.verdict.reason
     assert not [where for where in ran.reports[0].checks["model_equal"].compared if "again" in str(where)]
 
@@ -230,7 +228,7 @@ def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
 
 def test_other_ranks_audit_and_remove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lockstep.Lockstep, "_counts", True)  # there is no rank whose samples count
-    ran = run_alone(**SMALL, seen_by=world(1, 2))
+    ran = run_alone(**TWICE, seen_by=world(1, 2))
     (report,) = ran.reports
     audited = report.checks["checkpoint_whole"]
     assert audited.compared == {Place("checkpoint", step): {} for step in (1, 2)}
@@ -270,7 +268,7 @@ def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:
 
 
 def test_random_state_is_compared_if_restorable() -> None:
-    run = build(config(**SMALL), world(), 0)
+    run = build(config(**TWICE), world(), 0)
     assert StatePart.random in run.live_state()
     run.exclusions = replace(run.exclusions, generators=frozenset())
     assert StatePart.random not in run.live_state()

@@ -14,33 +14,24 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint as checkpoint_module
-from dcpbench.cell import checkpoint_files, checks, known_defects, steps, training
+from dcpbench.cell import checkpoint_files, checks, known_defects, steps
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.steps import ReferenceRun
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
-from dcpbench.compare import controls as controls_module
 from dcpbench.compare.losses import compare_resumed
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.core import defects
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
-from dcpbench.core.mismatch import Mismatch, Place, Problem
-from dcpbench.core.state import Name, StatePart, text_of
+from dcpbench.core.mismatch import Place, Problem
+from dcpbench.core.state import StatePart
 from dcpbench.runs import build_run
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.run import Exclusions, Run
-from dcpbench.state.snapshot import Leaves
-from dcpbench.twin import gradients, lockstep
+from dcpbench.runs.run import Exclusions
 from dcpbench.twin.lockstep import TwinGradients
-from support.alone import alone, bare_cell, config, group_of_one, run_alone, world
+from support.alone import ONCE, TWICE, alone, bare_cell, config, group_of_one, run_alone, world
 from support.notes import noted, why_not
-
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
-ONCE: dict[str, Any] = {**SMALL, "saves": 1}
 
 
 def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,28 +70,6 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
         ("net2.bias", Problem.far, None),
     }
     assert [one.check for one in verdict.failed] == ["gradient_close"], "the twin steps on these gradients"
-
-
-def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, build_twin = OwnRun.trained_state, build_run.build_twin
-    missing: Name = ("state", "net1.bias", "exp_avg")
-    twins: list[OwnRun] = []
-
-    def build(*given: Any) -> OwnRun:
-        twins.append(build_twin(*given))
-        return twins[-1]
-
-    def state(run: OwnRun, *given: Any) -> Leaves:
-        return {name: leaf for name, leaf in honest(run, *given).items() if run in twins or name != missing}
-
-    monkeypatch.setattr(build_run, "build_twin", build)
-    monkeypatch.setattr(OwnRun, "trained_state", state)
-    (report,) = run_alone(**ONCE).reports
-    seen = report.checks["step_equal"]
-    assert {(one.name, one.problem) for one in seen.distinct.values()} == {
-        (text_of(missing), Problem.only_twin)
-    }
-    assert text_of(missing) not in seen.compared[Place("uninterrupted")]
 
 
 def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +146,6 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     }
     found = [(one.name, one.where) for one in report.distinct.values()]
     assert found == ([] if rank else [("file", Place("one")), ("file", Place("other"))])
-
-
-def test_each_plugin_gives_its_defects(monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = [SimpleNamespace(defects={by: f"dcpbench.core.defects:{by}"}) for by in ("Defect", "Moment")]
-    monkeypatch.setattr(known_defects, "plugins", lambda: plugins)
-    assert known_defects._defects.__wrapped__() == {"Defect": defects.Defect, "Moment": defects.Moment}
 
 
 def test_value_in_no_state_dict_is_told_after_a_resume() -> None:
@@ -319,17 +282,17 @@ def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> Non
 @pytest.mark.parametrize("free", [0, 2**40])
 def test_twin_without_room_is_not_built(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate is compared with the free memory; small models are not worth a question to all ranks."""
-    verdict, report = alone(**SMALL)
+    verdict, report = alone(**TWICE)
     estimated = {one.value for one in report.measurements if one.metric == "twin_bytes"}
     monkeypatch.setattr(build_run.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    assert why_not(alone(**SMALL)[1]) == why_not(report)
+    assert why_not(alone(**TWICE)[1]) == why_not(report)
     monkeypatch.setattr(build_run, "LARGE_MODEL_BYTES", 0)
-    verdict, report = alone(**SMALL)
+    verdict, report = alone(**TWICE)
     why = "an unsharded copy of the model on each rank takes about 0.0 GiB, and 0.0 GiB are free"
     of_twin = set[str]() if free else {"gradient_close", "step_equal", "batch_loss_close"}
     assert {check for check, reason in why_not(report).items() if reason == why} == of_twin
     assert (verdict.status, bool({"twin"} & report.losses.keys())) == ("pass", bool(free))
-    sizes = [value.numel() for value in build(config(**SMALL), world(), 0).model.parameters()]
+    sizes = [value.numel() for value in build(config(**TWICE), world(), 0).model.parameters()]
     assert estimated == {sum(sizes) * (4 * 4 + 16)}
 
 
@@ -357,55 +320,9 @@ def test_cost_of_a_cell_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts["comparisons"] <= 125
 
 
-def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that one side lacks would be reported even by a comparison that ignores values."""
-    seen: list[str] = []
-
-    def watch(module: Any, name: str) -> None:
-        honest = getattr(module, name)
-
-        def compare(expected: Leaves, actual: Leaves, *rest: Any, **options: Any) -> list[Mismatch]:
-            seen.append(name)
-            assert expected.keys() == actual.keys()
-            return honest(expected, actual, *rest, **options)
-
-        monkeypatch.setattr(module, name, compare)
-
-    def compare_step(
-        step: int, twin: Leaves, actual: Leaves, elsewhere: Any = (), tolerances: Any = None, **how: bool
-    ) -> list[Mismatch]:
-        seen.append("compare_step")
-        assert twin.keys() >= actual.keys()
-        assert twin.keys() == {*actual, *elsewhere}
-        return gradients.compare_step(step, twin, actual, elsewhere, tolerances, **how)
-
-    watch(checkpoint_module, "compare")
-    watch(controls_module, "compare")
-    monkeypatch.setattr(lockstep, "compare_step", compare_step)
-    verdict, _ = alone(**SMALL)
-    assert verdict.status == "pass", verdict.reason
-    assert set(seen) == {"compare", "compare_step"}
-
-
-def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, record = bare_cell(tmp_path, config(**SMALL)), ReferenceRun()
-    built: list[int] = []
-    honest = build_run.build_unrestored
-
-    def build_unrestored(config: Any, world: Any, seed: int) -> Run:
-        built.append(seed)
-        return honest(config, world, seed)
-
-    monkeypatch.setattr(build_run, "build_unrestored", build_unrestored)
-    losses = training.unrestored_losses(cell, record)
-    assert len({*losses}) == cell.window.last == 3
-    assert training.unrestored_losses(cell, record) is losses
-    assert built == [steps.other_seed(cell, 0)]
-
-
 def test_a_load_of_a_resumed_run_is_compared_with_no_other_run() -> None:
     """The run that was saved again is the one that it is loaded into."""
-    _, report = alone(**SMALL | {"train_steps": 2, "saves": 1})
+    _, report = alone(**TWICE | {"train_steps": 2, "saves": 1})
     places = report.checks["side_effect_free"].compared
     first, again = (set(places[Place("loaded", step)]) for step in (2, 3))
     assert "net1.weight" in first

@@ -12,13 +12,12 @@ from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Place
 from dcpbench.state import snapshot
 from dcpbench.twin import lockstep
-from support.alone import group_of_one, run_alone, world
+from support.alone import TWICE, group_of_one, run_alone, world
 from support.looked_at import (
     DAMAGES,
     FILES,
     OPEN,
     SHORT,
-    SMALL,
     STORED,
     Looked,
     Places,
@@ -69,7 +68,7 @@ def test_chain() -> None:
 
 
 def test_chain_needs_two_saves() -> None:
-    (report,) = run_alone(**{**SMALL, "saves": 1}, scenario="chain").reports
+    (report,) = run_alone(**{**TWICE, "saves": 1}, scenario="chain").reports
     assert report.skip == "saves=1: a chain has at least two checkpoints"
 
 
@@ -85,7 +84,7 @@ def test_chain_trains_on_during_its_save() -> None:
 
 
 def test_chain_of_trainers() -> None:
-    ran = passed(run_alone(**SMALL, **TRAINER, scenario="chain", restart=True))
+    ran = passed(run_alone(**TWICE, **TRAINER, scenario="chain", restart=True))
     *_, first, second = ran.reports
     assert len(ran.reports) == 4
     for report, step in ((first, 1), (second, 2)):
@@ -93,14 +92,14 @@ def test_chain_of_trainers() -> None:
 
 
 def test_fault_in_the_third_run_is_reported_there() -> None:
-    ran = run_alone("resumed_twice_wrong", **{**SMALL, "resume_steps": 2}, scenario="chain")
+    ran = run_alone("resumed_twice_wrong", **{**TWICE, "resume_steps": 2}, scenario="chain")
     assert ran.verdict.fault_seen is True, ran.verdict.reason
     found = [one for check in ran.reports[0].checks.values() for one in check.distinct.values()]
     assert {str(one.where) for one in found} == {"after the checkpoint of step 2"}
 
 
 def test_trainer_has_no_audit_and_no_twin() -> None:
-    (report,) = passed(run_alone(**SMALL, **TRAINER)).reports
+    (report,) = passed(run_alone(**TWICE, **TRAINER)).reports
     places = places_of(report)
     not_made = {"checkpoint_whole", "files_equal", "contract_held", *lockstep.TRAINING_CHECKS}
     assert why_not(report).keys() >= not_made
@@ -118,7 +117,7 @@ def test_trainer_has_no_audit_and_no_twin() -> None:
 def test_stages_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[Path] = []
     monkeypatch.setattr(base, "drop_pages", dropped.extend)
-    ran = passed(run_alone(**SMALL, verify="deep", restart=True))
+    ran = passed(run_alone(**TWICE, verify="deep", restart=True))
     assert ran.left == ["handover-rank0.pt", "step-0001", "step-0002"]
     assert {path.parent.name for path in dropped} == {"step-0001", "step-0002"}
     never_saves, saves, loads = map(places_of, ran.reports)
@@ -180,7 +179,7 @@ def test_half_that_loads_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(DcpCheckpointer, "load", load)
     with group_of_one() as group:
-        ran = run_alone(**SMALL, scenario="sub_groups", seen_by=world(group=group))
+        ran = run_alone(**TWICE, scenario="sub_groups", seen_by=world(group=group))
     (failed,) = ran.verdict.failed
     assert failed.check == "extra_equal"
     assert "half.sharded" in failed.names
@@ -198,7 +197,7 @@ def test_convert(same_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     )  # of a whole there is one digest, of its parts there are several
     # A second stage on one rank of two that it says it has is one of another layout.
     worlds = {} if same_layout else {"world_size": 2}
-    ran = run_alone(**SMALL, scenario="convert", **worlds)
+    ran = run_alone(**TWICE, scenario="convert", **worlds)
     saving, loading = ran.reports
     assert places_of(saving) == SHORT.saved(1, 2) | SHORT.twin()
     expected = SHORT.loaded(2, 1, again=False, source=False) | absent_key(2)
@@ -221,7 +220,7 @@ def test_drawing_ranks_are_compared_with_themselves(compiled: bool, monkeypatch:
     monkeypatch.setattr(lockstep, "runs_other_kernels", lambda *_: compiled)
     with group_of_one() as group:
         ran = run_alone(
-            **{**SMALL, "model": "dropout"},
+            **{**TWICE, "model": "dropout"},
             scenario="convert",
             parallel="ddp",
             world_size=2,

@@ -10,8 +10,8 @@ from dcpbench.scenarios import fine_tune
 from dcpbench.scenarios.dcp_api import in_place
 from dcpbench.scenarios.dcp_api.stateful_objects import plain_values
 from dcpbench.state.snapshot import snapshot_nested
-from support.alone import bare_cell, config, group_of_one, world
-from support.looked_at import SHORT, SMALL, Looked, absent_key, once, passing, places_of, trained
+from support.alone import TWICE, bare_cell, config, group_of_one, world
+from support.looked_at import SHORT, Looked, absent_key, once, passing, places_of, trained
 
 pytestmark = pytest.mark.cell
 
@@ -48,7 +48,7 @@ def test_model_only() -> None:
 
 
 def test_in_place() -> None:
-    target = trained(config(**SMALL))
+    target = trained(config(**TWICE))
     paths = set(in_place._places({name: each.state_dict() for name, each in target.state().items()}))
     ran = passing(scenario="in_place")
     where = "after the load in the checkpoint of step 2"
@@ -85,7 +85,7 @@ def test_key_order() -> None:
 
 @pytest.mark.parametrize("scenario", ["fine_tune", "fine_tune_submodules"])
 def test_fine_tune(scenario: str, tmp_path: Path) -> None:
-    given = config(**SMALL, scenario=scenario)
+    given = config(**TWICE, scenario=scenario)
     tuning = Looked(fine_tune._tuning(bare_cell(tmp_path, given), 3).config)
     parameters, pretrained = tuning.names["model_equal"], SHORT.names["model_equal"]
     expected = SHORT.saved(1) | tuning.saved(1, 2, first=False) | tuning.twin() | tuning.restart(2, 1)

@@ -28,18 +28,16 @@ from dcpbench.runs.own_run import OwnRun
 from dcpbench.state.snapshot import DigestedLeaf, TensorLeaf
 from dcpbench.twin.lockstep import TRAINING_CHECKS
 from dcpbench.workloads.world import World, new_group
-from support.alone import Ran, config, run_alone, world
+from support.alone import ONCE, Ran, config, run_alone, world
 from support.gloo_ranks import Ask
 from support.notes import noted, texts
 
 pytestmark = pytest.mark.cell
 
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
-
 
 def cell_in(here: World, **values: Any) -> Ran:
     """Run a cell on the ranks of this world."""
-    return run_alone(**{**SMALL, **values}, seen_by=here)
+    return run_alone(**{**ONCE, **values}, seen_by=here)
 
 
 def training(report: RankReport) -> dict[str, Any]:
@@ -64,32 +62,10 @@ def test_cells_that_save_otherwise_share_the_training() -> None:
     assert not report.texts("left_behind")
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "another seed": {"seed": 1},
-    "another model": {"model": "uneven"},
-    "more steps": {"saves": 2},
-    "a repeat": {"repeat": 1},
-    "fresh ranks": {"isolation": "fresh"},
-    "another scenario": {"scenario": "in_place"},
-    "a user's code": {"workload": {"target": "support.own_workload.plain"}},
-}
-
-
-def test_other_cells_train_themselves() -> None:
-    here = world()
-    cell_in(here)
-    for name, values in OTHERS.items():
-        assert config(**{**SMALL, **values}).training_digest != config(**SMALL).training_digest, name
-        if "workload" not in values:
-            (report,) = cell_in(here, **values).reports
-            assert report.training_from is None, name
-            assert not report.texts("left_behind"), "it was not even compared with the kept run"
-
-
 def test_fault_is_injected_into_a_run_of_its_own() -> None:
     here = world()
     cell_in(here)
-    ran = run_alone("file_bit", seen_by=here, **SMALL)
+    ran = run_alone("file_bit", seen_by=here, **ONCE)
     assert ran.reports[0].training_from is None
     assert here.kept_run is not None
 
@@ -263,7 +239,7 @@ def on_ranks(given: list[Config], wrong: str, victim: int) -> list[RankReport]:
 
 
 def parallel(name: str, save: str) -> Config:
-    made = config(**SMALL, parallel=name, world_size=4, save=save)
+    made = config(**ONCE, parallel=name, world_size=4, save=save)
     return replace(made, parallel=made.parallel.planned_by(made.model))
 
 

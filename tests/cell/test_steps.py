@@ -28,10 +28,9 @@ from dcpbench.state.snapshot import Leaves, State
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.world import World
 from support import trainers
-from support.alone import bare_cell, config
+from support.alone import TWICE, bare_cell, config
 from support.notes import why_not
 
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
 NAMES = ("first", "middle", "last")
 
 
@@ -50,7 +49,7 @@ class Opaque(trainers.DrawsNothing):
 def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
     target = {"target": "support.trainers.Trainer"}
     cell = bare_cell(
-        tmp_path, config(checkpointer="trainer", workload=target, **{**SMALL, "resume_steps": 3})
+        tmp_path, config(checkpointer="trainer", workload=target, **{**TWICE, "resume_steps": 3})
     )
     reference = steps.build_reference(cell)
     checkpoints = steps.train_and_save(cell, reference)
@@ -84,7 +83,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
 
 def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
     """Each is a copy of all small values."""
-    cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
+    cell = bare_cell(tmp_path, config(**{**TWICE, "resume_steps": 3}))
     reference = steps.build_reference(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
         steps.train_reference(cell, reference, until)
@@ -102,7 +101,7 @@ def test_files_that_nothing_else_reads_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked_for", [True, False])
 def test_unsynced_files_may_be_allowed(asked_for: bool, tmp_path: Path) -> None:
-    given = config(**SMALL)
+    given = config(**TWICE)
     given.storage = replace(given.storage, sync_files=asked_for)
     with recorded_syncs() as synced:
         cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
@@ -218,7 +217,7 @@ def test_control_of_disagreeing_ranks_is_run(
 
 @pytest.mark.parametrize("same_layout", [True, False])
 def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
-    given = config(**SMALL, scenario="convert", world_size=1 if same_layout else 2)
+    given = config(**TWICE, scenario="convert", world_size=1 if same_layout else 2)
     cell = bare_cell(tmp_path, given)
     handed_over(cell)
     loading, reference = handover.read_reference(cell, any_layout=True)
@@ -255,7 +254,7 @@ def test_disagreeing_ranks_are_reported(
 
 def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
     """The folder may come from another user."""
-    cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
+    cell = bare_cell(tmp_path, config(**TWICE, verify="deep"))
     for name in ("handover.pt", "value"):
         torch.save(RankReport(0), tmp_path / name)
     value = io.BytesIO((tmp_path / "value").read_bytes())

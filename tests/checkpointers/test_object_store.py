@@ -11,14 +11,12 @@ from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.compose import limits
 from dcpbench.config.errors import ConfigError
 from dcpbench.formats.files import digest_files
-from support.alone import alone, config, run_alone
+from support.alone import ONCE, alone, config, run_alone
 from support.notes import texts
 from support.s3 import CREDENTIALS, Server, s3_server
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
-
-ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.cell
 def test_complete_run_is_restored(server: Server) -> None:
-    ran = run_alone(storage="s3_of_tests", **ONE)
+    ran = run_alone(storage="s3_of_tests", **ONCE)
     assert ran.verdict.status == "pass", ran.verdict.reason
     assert ran.reports[0].checks.keys() >= {"checkpoint_whole", "files_equal", "files_unchanged"}
     assert ran.left == [], "nothing is on the disk"
@@ -41,7 +39,7 @@ def test_complete_run_is_restored(server: Server) -> None:
 @pytest.mark.cell
 @pytest.mark.parametrize("fault", ["file_bit", "file_stray"])
 def test_damage_in_the_store_is_detected(server: Server, fault: str) -> None:
-    verdict, _ = alone(fault, storage="s3_of_tests", **ONE)
+    verdict, _ = alone(fault, storage="s3_of_tests", **ONCE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
 

@@ -1,7 +1,5 @@
 """Each storage keeps the saved state, and damage is detected."""
 
-from typing import Any
-
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
@@ -13,9 +11,8 @@ from dcpbench.formats.audit import Entry
 from dcpbench.scenarios.dcp_api.stateful_objects import plain_values
 from dcpbench.state.nested import of_tensors
 from dcpbench.state.snapshot import TensorLeaf, snapshot_nested
-from support.alone import alone
+from support.alone import ONCE, alone
 
-ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 PASSING = ("fsspec", "fsspec_memory", "hf", "hf_sharded")
 OF_FILES = {"files_equal", "files_unchanged"}
 
@@ -23,7 +20,7 @@ OF_FILES = {"files_equal", "files_unchanged"}
 @pytest.mark.cell
 @pytest.mark.parametrize("storage", PASSING)
 def test_complete_run_is_restored(storage: str) -> None:
-    verdict, report = alone(storage=storage, **ONE)
+    verdict, report = alone(storage=storage, **ONCE)
     assert verdict.status == "pass", verdict.reason
     assert MemoryFileSystem.store == {}, "what lay in memory is gone with the cell"
     assert report.checks.keys() >= OF_FILES
@@ -48,7 +45,7 @@ def test_values_are_restored_from_tensors() -> None:
 @pytest.mark.cell
 def test_only_consolidation_losses_are_reported() -> None:
     """The ranks' files, which are read too, contain it."""
-    verdict, report = alone(storage="hf_consolidated", scenario="model_only", **{**ONE, "model": "scaled"})
+    verdict, report = alone(storage="hf_consolidated", scenario="model_only", **{**ONCE, "model": "scaled"})
     found = {(one.check, each.name, str(each.where)) for one in verdict.failed for each in one.mismatches}
     where = "in the checkpoint of step 1"
     assert found == {("model_equal", "scale", where), ("files_equal", "model.scale", where)}

@@ -12,22 +12,17 @@ from hypothesis import strategies as st
 
 from dcpbench.compare import across_layouts
 from dcpbench.compare.across_layouts import _add_up, compare_across, digests_of_full, gathered_values
-from dcpbench.compare.controls import names_of_control
 from dcpbench.compare.leaves import TensorReader, compare
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.sentences import describe
 from dcpbench.state import snapshot
 from dcpbench.state.layout import Extent, whole
-from dcpbench.state.snapshot import DigestedLeaf, EmptyShard, Leaves, TensorLeaf, digested
+from dcpbench.state.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested
 
 
 def leaf(tensor: torch.Tensor) -> TensorLeaf:
     return TensorLeaf(tensor, whole(tensor), None)
-
-
-def names(saved: Leaves, actual: Leaves) -> list[str]:
-    return [found.name for found in compare_across(saved, actual, None)]
 
 
 def described(finding: Mismatch | None) -> str:
@@ -59,24 +54,6 @@ def test_every_cut_has_the_digest_of_the_full_tensor(shape: list[int], cut: int,
     assert part(changed.reshape(shape), whole(tensor)).blocks != together.blocks
 
 
-def test_difference_is_found_and_described() -> None:
-    saved = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "lr": 0.1, "gone": EmptyShard(1)}
-    same = {
-        name: leaf(one.local.clone()) if isinstance(one, TensorLeaf) else one for name, one in saved.items()
-    }
-    assert names(saved, same) == []
-    assert compare_across(saved, same, None) == []
-    other = {**same, "lr": 0.2, "w": leaf(torch.tensor([[1.0, 1, 1], [1, 2, 1]]))}
-    assert names(saved, other) == ["w", "lr"]
-    held = {"w": torch.ones(2, 3)}
-    told = {found.name: describe(found) for found in compare_across(saved, other, None, held.get)}
-    assert (
-        "index [1, 1]: saved 1.0 (0x3f800000), restored 2.0 (0x40000000); 1 of 6 elements differ" in told["w"]
-    )
-    assert told["lr"] == "saved 0.1, restored 0.2"
-    assert names(saved, {**same, "v": leaf(torch.zeros(4, dtype=torch.int32))}) == ["v"]
-
-
 def test_replicas_and_holes_are_reported() -> None:
     tensor = torch.rand(4, 2)
     same = part(tensor, whole(tensor))
@@ -105,35 +82,6 @@ def test_only_names_of_a_group_are_joined() -> None:
         assert _add_up(("counted", "params"), {0: mine, 1: other})[1] is not None
     assert _add_up(("param_groups", 10, "params"), {0: ["a"], 1: ["b"]}) == (["a", "b"], None)
     assert _add_up(("param_groups", 10, "params"), {0: ["a"], 1: 3})[1] is not None
-
-
-def test_checkpoint_locates_full_digests() -> None:
-    state = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "e": leaf(torch.empty(0, 3)), "lr": 0.1}
-    saved, wrong = digests_of_full(state, None)
-    assert wrong == {}
-    assert isinstance(saved["w"], DigestedLeaf)
-    assert names_of_control(saved) == ["w", "v", "lr"]
-    assert compare_across(saved, state, None) == []
-    other = {**state, "w": leaf(torch.tensor([[1.0, 1, 1], [1, 2, 1]]))}
-    assert names(saved, other) == ["w"]
-
-    def told(actual: Leaves, held: torch.Tensor | None) -> str:
-        (found,) = compare_across(saved, actual, None, lambda _: held)
-        return f"{found.name} {described(found)}"
-
-    assert told(other, torch.ones(2, 3)).startswith("w index [1, 1]: saved 1.0 (0x3f800000), restored 2.0")
-    assert told(other, None) == "w its digests differ"
-    corrupt = "w its digests differ; the checkpoint itself differs from the saved state"
-    assert told(other, torch.zeros(2, 3)) == corrupt
-    assert told({**state, "lr": 0.2}, None) == "lr saved 0.1, restored 0.2"
-    assert told({**state, "w": leaf(torch.ones(3, 2))}, None) == (
-        "w global shape: saved (2, 3), restored (3, 2)"
-    )
-    assert told({**state, "v": leaf(torch.zeros(4, dtype=torch.int32))}, None).startswith("v dtype: saved")
-    assert told({name: one for name, one in state.items() if name != "v"}, None) == (
-        "v saved, but not restored"
-    )
-    assert told({**state, "x": 1}, None) == "x not saved, but restored"
 
 
 ONES, ZEROS = torch.ones(2, 3), torch.zeros(2, 3)
@@ -194,19 +142,6 @@ def test_each_rank_reports_its_part(
 ) -> None:
     found = across({"w": leaf(ONES)}, [{"w": leaf(each)} for each in restored], HOLDS[held])
     assert found == [[f"w {one}" for one in each] for each in told]
-
-
-@pytest.mark.usefixtures("threads")
-def test_every_drifted_tensor_is_reported() -> None:
-    names = ("a", "b", "c")
-    saved = {name: leaf(ONES) for name in names}
-    drifted = {name: leaf(OTHER) for name in names}
-    whoever = across(saved, [drifted, saved], lambda name: ONES)
-    assert whoever == [[f"{name} replicas replicas differ: {AT_5}" for name in names], []]
-    assert (
-        across({**saved, "b": leaf(NAN)}, [{**saved, "b": leaf(NAN)}, saved], {}.get)
-        == [[f"b replicas {DRIFTED}"]] * 2
-    )
 
 
 @pytest.mark.usefixtures("threads")

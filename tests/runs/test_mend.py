@@ -22,10 +22,8 @@ from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import NO_EXCLUSIONS
 from dcpbench.state.snapshot import State, TensorLeaf, digested, named_parameters
 from dcpbench.workloads.workload import batches_of
-from support.alone import bare_cell, config, run_alone
+from support.alone import ONCE, bare_cell, config, run_alone
 from support.notes import why_not
-
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 
 class Reader:
@@ -73,7 +71,7 @@ def wrong(checkpoint: Checkpoint, run: OwnRun) -> set[str]:
 @pytest.mark.parametrize("optimizer", ["adam", "adam_and_sgd", "adam_tensor_lr"])
 @pytest.mark.parametrize("scheduler", ["step", "multi_step"])
 def test_everything_explained_gets_its_saved_value(optimizer: str, scheduler: str, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL, optimizer=optimizer, scheduler=scheduler))
+    cell = bare_cell(tmp_path, config(**ONCE, optimizer=optimizer, scheduler=scheduler))
     target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
     assert {"net1.weight", "train_state.losses"} <= wrong(checkpoint, target)
     lr = target.optimizer.param_groups[0]["lr"]
@@ -85,7 +83,7 @@ def test_everything_explained_gets_its_saved_value(optimizer: str, scheduler: st
 
 def test_unexplained_values_stay(tmp_path: Path) -> None:
     """Of two mismatches of a name, one is not explained."""
-    cell = bare_cell(tmp_path, config(**SMALL))
+    cell = bare_cell(tmp_path, config(**ONCE))
     explained = {"net1.weight", "net2.bias"}
     target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine" if name in explained else None)
     before = wrong(checkpoint, target)
@@ -96,7 +94,7 @@ def test_unexplained_values_stay(tmp_path: Path) -> None:
 
 
 def test_mismatches_of_another_load_do_not_count(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL))
+    cell = bare_cell(tmp_path, config(**ONCE))
     target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
     before = wrong(checkpoint, target)
     assert repair(cell, target, replace(checkpoint, step=3)) is None
@@ -104,7 +102,7 @@ def test_mismatches_of_another_load_do_not_count(tmp_path: Path) -> None:
 
 
 def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL))
+    cell = bare_cell(tmp_path, config(**ONCE))
     saved, target = trained(cell, 2), build(cell.config, cell.world, 1)
     vars(cell)["checkpointer"] = Reader()
     checkpoint = Checkpoint(2, "", saved.retained_state())
@@ -122,7 +120,7 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
 
 
 def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL))
+    cell = bare_cell(tmp_path, config(**ONCE))
     saved = trained(cell, 2)
     vars(cell)["checkpointer"] = Reader()
     checkpoint = Checkpoint(2, "", saved.retained_state())
@@ -162,7 +160,7 @@ class StatefulLayer(torch.nn.Module):
     ],
 )
 def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL))
+    cell = bare_cell(tmp_path, config(**ONCE))
     run = build(cell.config, cell.world, 0)
     run.model.counter = StatefulLayer(saved)
     vars(cell)["checkpointer"] = Reader()
@@ -177,7 +175,7 @@ def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, t
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL))
+    cell = bare_cell(tmp_path, config(**ONCE))
     state: State = trained(cell, 2).retained_state()
     stored = {
         key_of(part, name): leaf.local + (not is_right)
@@ -198,7 +196,7 @@ def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_p
 @pytest.mark.cell
 def test_resume_is_not_applied_where_nothing_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "repair", lambda *_: "net1.weight was not restored")
-    ran = run_alone(**SMALL)
+    ran = run_alone(**ONCE)
     for check in ("loss_resume_equal", "state_resume_equal"):
         assert ran.verdict.checks[check] is None
         assert why_not(ran.reports[0])[check] == "net1.weight was not restored"
@@ -215,14 +213,14 @@ def test_resume_is_not_applied_where_nothing_can_be_set(monkeypatch: pytest.Monk
     ],
 )
 def test_known_failure_lists_causes_alone(chosen: dict[str, str], failed: set[str]) -> None:
-    ran = run_alone(**{**SMALL, **chosen})
+    ran = run_alone(**{**ONCE, **chosen})
     assert {one.check for one in ran.verdict.failed} == failed
     assert all(mismatch.by for one in ran.verdict.failed for mismatch in one.mismatches)
     assert ran.verdict.checks["loss_resume_equal"] is ran.verdict.checks["state_resume_equal"] is True
 
 
 def test_losses_after_wrong_gradients_are_not_compared(tmp_path: Path) -> None:
-    cell, where = bare_cell(tmp_path, config(**SMALL)), Place("resumed", 2)
+    cell, where = bare_cell(tmp_path, config(**ONCE)), Place("resumed", 2)
     run = build(cell.config, cell.world, 0)
     known = Mismatch("net1.weight", Problem.far, by="mine")
     cell.record("gradient_close", Compared([known], {}, {}), where)

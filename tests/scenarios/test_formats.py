@@ -7,18 +7,11 @@ import pytest
 import torch
 
 from dcpbench.scenarios.dcp_api import formats
-from support.alone import alone, group_of_one, world
+from support.alone import ONCE, alone, group_of_one, world
 from support.looked_at import passing
 
 pytestmark = pytest.mark.cell
 
-ONE: dict[str, Any] = {
-    "scenario": "formats",
-    "model": "short",
-    "train_steps": 1,
-    "resume_steps": 1,
-    "saves": 1,
-}
 READ, BROADCAST, BACK = ", converted for torch.load", ", broadcast", ", converted and back"
 
 
@@ -66,7 +59,7 @@ def test_converted_file_and_checkpoint_are_equal() -> None:
 def test_wrong_conversion_is_reported_both_ways(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change, check = DEFECTS[defect]
     monkeypatch.setattr(formats, "dcp_to_torch_save", in_file(change))
-    verdict, _ = alone(**ONE)
+    verdict, _ = alone(**ONCE, scenario="formats")
     assert verdict.status == "fail"
     seen = {one.check: {str(each.where) for each in one.mismatches} for one in verdict.failed}
     assert seen[check] == {f"in the checkpoint of step 1{how}" for how in (READ, BACK)}

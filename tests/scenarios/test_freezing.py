@@ -36,13 +36,6 @@ def test_moments_of_a_layer_frozen_later_are_lost() -> None:
 
 
 @pytest.mark.cell
-@pytest.mark.parametrize("fault", ["requires_grad_lost", "exp_avg_zeroed"])
-def test_defect_is_reported(fault: str) -> None:
-    ran = chained("unfreezing", fault)
-    assert (ran.verdict.status, ran.verdict.fault_seen) == ("fail", True), ran.verdict.reason
-
-
-@pytest.mark.cell
 def test_own_step_counter_is_reported() -> None:
     ran = chained("counts_for_itself")
     failed = {one.check: {each.name for each in one.mismatches} for one in ran.verdict.failed}

@@ -22,18 +22,15 @@ from dcpbench.core.rank_report import CheckReport, Skip
 from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.scenarios import fine_tune
-from dcpbench.scenarios.dcp_api import in_place, refused_saves, stateful_objects, sub_groups
-from dcpbench.state.process_state import ProcessState
+from dcpbench.scenarios.dcp_api import in_place, stateful_objects, sub_groups
 from dcpbench.state.snapshot import snapshot_nested
 from dcpbench.torch_private import LOAD_KEYS
-from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
+from support.alone import ONCE, Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
 from support.names import by_text
 from support.planted import DEFECTS
 
 pytestmark = pytest.mark.cell
-
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 
 @pytest.mark.parametrize(
@@ -107,13 +104,13 @@ def names_in(report: CheckReport) -> list[str]:
 def test_injected_defect_is_reported(name: str) -> None:
     defect, scenario, check, seen = PLANTED[name]
     with defect, group_of_one() if scenario == "key_order" else nullcontext() as group:
-        (report,) = run_alone(**SMALL, scenario=scenario, seen_by=world(group=group)).reports
+        (report,) = run_alone(**ONCE, scenario=scenario, seen_by=world(group=group)).reports
     assert seen in names_in(report.checks[check])
 
 
 def test_no_dist_must_not_have_a_process_group() -> None:
     with group_of_one():
-        verdict, _ = alone(**SMALL, scenario="no_dist")
+        verdict, _ = alone(**ONCE, scenario="no_dist")
     assert {one.check: one.names for one in verdict.failed} == {"contract_held": ["empty state dict"]}
 
 
@@ -122,7 +119,7 @@ def refused(defect: AbstractContextManager[Any]) -> Ran:
     is gloo, for tensors of a GPU only."""
     backend = mock.patch.object(dist, "get_default_backend_for_device", return_value="cuda:gloo")
     with backend, defect, group_of_one() as group:
-        ran = run_alone(**SMALL, scenario="no_cpu_backend", save="async", seen_by=world(group=group))
+        ran = run_alone(**ONCE, scenario="no_cpu_backend", save="async", seen_by=world(group=group))
         assert len(dist.distributed_c10d._world.pg_names) == 1, "the group without a backend is gone"
     return ran
 
@@ -164,7 +161,7 @@ def test_leftovers_of_a_refused_save_are_reported() -> None:
 
 
 def test_fine_tuned_checkpoint_has_trained_keys_only(tmp_path: Path) -> None:
-    tuning = fine_tune._tuning(bare_cell(tmp_path, config(**SMALL, scenario="fine_tune")), 2)
+    tuning = fine_tune._tuning(bare_cell(tmp_path, config(**ONCE, scenario="fine_tune")), 2)
     run = build(tuning.config, tuning.world, 0)
     names = dict(run.model.named_parameters())
     trained = {f"model.{name}" for name, value in names.items() if value.requires_grad}
@@ -187,14 +184,14 @@ def test_fine_tuned_checkpoint_has_trained_keys_only(tmp_path: Path) -> None:
 
 
 def test_inner_model_keeps_its_sharding(tmp_path: Path) -> None:
-    given = config(**SMALL, scenario="fine_tune")
+    given = config(**ONCE, scenario="fine_tune")
     given.parallel = replace(given.parallel, tp_plan={"net1": "colwise", "net2": "rowwise"})
     parallel = fine_tune._tuning(bare_cell(tmp_path, given), 2).config.parallel
     assert parallel.tp_plan == {"pretrain.net1": "colwise", "pretrain.net2": "rowwise"}
 
 
 def test_part_is_loaded_by_the_requested_function(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL))
+    cell = bare_cell(tmp_path, config(**ONCE))
     run = build(cell.config, cell.world, 0)
     run.model = nn.ModuleDict({"pretrain": run.model})
     assert isinstance(fine_tune._part(cell, run, submodules=True)["model"], fine_tune._SubmoduleState)
@@ -202,7 +199,7 @@ def test_part_is_loaded_by_the_requested_function(tmp_path: Path) -> None:
 
 
 def test_own_model_is_not_fine_tuned(tmp_path: Path) -> None:
-    given = config(**SMALL, scenario="fine_tune", workload={"target": "support.own_workload.build"})
+    given = config(**ONCE, scenario="fine_tune", workload={"target": "support.own_workload.build"})
     with pytest.raises(Skip, match=r"workload\.target has its own"):
         fine_tune.fine_tune(bare_cell(tmp_path, given), 2, submodules=False)
 
@@ -220,7 +217,7 @@ def test_each_object_is_set_from_the_filled_state(
         return {order[0]: first, **held, order[1]: last}
 
     monkeypatch.setattr(OwnRun, "state", state)
-    verdict, _ = alone(**SMALL, scenario="in_place")
+    verdict, _ = alone(**ONCE, scenario="in_place")
     assert verdict.status == "pass", verdict.reason
 
 
@@ -274,21 +271,6 @@ def test_wrong_changes_of_a_state_dict_are_found() -> None:
         assert wrong({"stateful": again}, ["plain"], again) == ["stateful"]
 
 
-def test_objects_load_and_exchange_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        dist, "all_reduce", lambda total: total.mul_(3)
-    )  # as if three ranks had said the same
-    data = torch.zeros(10, 10)
-    with group_of_one():
-        gathering, summing = stateful_objects._objects(world(), 1).values()
-        counting = stateful_objects.Counting(1, data.device)
-        for each in (gathering, summing, counting):
-            assert not torch.equal(each.data, data)
-            each.load_state_dict({"data": data})
-            assert each.data is data
-    assert (gathering.seen, summing.seen, counting.loads) == ([0], [300], 1)
-
-
 @pytest.mark.parametrize("rank", range(5))
 def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 5))
@@ -300,12 +282,6 @@ def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
+    cell = bare_cell(tmp_path, config(**ONCE), seen_by=world(rank, 2))
     handover.write_reference(cell, ReferenceRun(), any_layout=True)
     assert (tmp_path / "handover.pt").exists() is (rank == 0)
-
-
-def test_no_leftovers_without_new_files_or_threads(tmp_path: Path) -> None:
-    now = ProcessState.now(torch.device("cpu"))
-    for folder in (tmp_path, tmp_path / "none"):
-        assert not list(refused_saves._left_behind(str(folder), now.minus(now)))

@@ -1,30 +1,26 @@
 """A save over a checkpoint of other ranks is restored, and nothing of theirs."""
 
-from typing import Any
-
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Place
 from dcpbench.scenarios.dcp_api import overwrite_ranks
-from support.alone import alone
+from support.alone import ONCE, alone
 
 pytestmark = pytest.mark.cell
-
-ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 
 @pytest.mark.parametrize("storage", ["file", "fsspec", "hf"])
 def test_overwriting_checkpoint_is_restored(storage: str) -> None:
-    verdict, report = alone(scenario="overwrite_ranks", storage=storage, **ONE)
+    verdict, report = alone(scenario="overwrite_ranks", storage=storage, **ONCE)
     assert verdict.status == "pass", verdict.reason
     assert Place("checkpoint", 1) in report.checks["model_equal"].compared
 
 
 @pytest.mark.parametrize("fault", ["weight_lowest_bit", "lr_next_float"])
 def test_defect_is_reported(fault: str) -> None:
-    verdict, _ = alone(fault, scenario="overwrite_ranks", storage="file", **ONE)
+    verdict, _ = alone(fault, scenario="overwrite_ranks", storage="file", **ONCE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
 
@@ -50,7 +46,7 @@ def test_unread_leftover_file_does_no_harm(
 
     monkeypatch.setattr(overwrite_ranks, "save_first", save_and_leave)
     monkeypatch.setattr(FileSystem, "ls", lambda self, path: sorted(ls(self, path)))
-    verdict, _ = alone(scenario="overwrite_ranks", storage=storage, **ONE)
+    verdict, _ = alone(scenario="overwrite_ranks", storage=storage, **ONCE)
     assert verdict.status == status, verdict.reason
     if status == "fail":
         assert verdict.failed[0].check == "model_equal"

@@ -14,7 +14,7 @@ from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch, Place
 from dcpbench.formats.audit import Entry, Manifest
-from support.alone import Ran, bare_cell, group_of_one, run_alone, world
+from support.alone import TWICE, Ran, bare_cell, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell
 
@@ -22,9 +22,8 @@ WHERE = Place("save_beside")
 
 
 def overlapping(defect: AbstractContextManager[Any], **values: Any) -> Ran:
-    small = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
     with defect, group_of_one() as group:
-        return run_alone(**small, save="async", overlap_saves=True, **values, seen_by=world(group=group))
+        return run_alone(**TWICE, save="async", overlap_saves=True, **values, seen_by=world(group=group))
 
 
 def failing_in_silence() -> AbstractContextManager[Any]:

@@ -210,21 +210,6 @@ def test_chunk_borders_are_covered(count: int, offset: int) -> None:
     assert of(tensor) == add(of(tensor[:offset], before), *parts)
 
 
-@pytest.mark.parametrize("strided", [False, True])
-def test_large_part_of_any_layout(strided: bool) -> None:
-    """Strided parts are copied in chunks."""
-    tensor = random([330, 430])
-    part = tensor[:, 150:380] if strided else tensor[:, 150:380].contiguous()
-    extent = Extent((330, 430), (0, 150), (330, 230), 0, 330 * 230)
-    others = ((0, 150), (380, 430))
-    rest = [
-        of(tensor[:, begin:end], Extent((330, 430), (0, begin), (330, end - begin), 0, 330 * (end - begin)))
-        for begin, end in others
-    ]
-    assert add(of(part, extent), *rest) == of(tensor)
-    assert of(tensor.T.contiguous().T) == of(tensor)
-
-
 @pytest.mark.parametrize("first", [0, 2**32 - 2, 2**32 + 5, 2**33 - 4])
 def test_part_of_a_huge_tensor(first: int) -> None:
     words = torch.tensor([1, 2, 3, 2**31 - 1], dtype=torch.int32)
@@ -277,26 +262,6 @@ def test_swapped_elements_change_both_lanes(shape: list[int], one: int, other: i
     same = torch.equal(swapped.view(torch.int16), tensor.reshape(-1).view(torch.int16))
     for before, after in zip(of(tensor), of(swapped.reshape(shape)), strict=True):
         assert (before == after) == same
-
-
-def test_rows_columns_and_signs() -> None:
-    tensor = torch.arange(64, dtype=torch.float32).reshape(8, 8)
-    seen = {
-        of(tensor),
-        of(tensor.T),
-        of(-tensor),
-        of(tensor.flip(0)),
-        of(tensor.roll(1)),
-        of(tensor.roll(1, 0)),
-    }
-    rows = list(range(8))
-    for one in range(8):
-        for other in range(one):
-            order = rows.copy()
-            order[one], order[other] = other, one
-            seen |= {of(tensor[order]), of(tensor[:, order])}
-    assert len(seen) == 6 + 2 * 28
-    assert of(torch.zeros(3)) not in (of(torch.zeros(4)), of(-torch.zeros(3)))
 
 
 def test_lazy_views_are_resolved() -> None:

@@ -188,18 +188,6 @@ def test_scalar_tensor_has_one_chunk() -> None:
     assert one.item() == 7.0
 
 
-@pytest.mark.parametrize("strided", [False, True])
-@pytest.mark.parametrize("numel", [0, 1, 4, 6])
-def test_part_is_put_into_its_box(numel: int, strided: bool) -> None:
-    """A flat part of two of the three columns, in a tensor that is transposed or not."""
-    tensor = torch.zeros(3, 3).t() if strided else torch.zeros(3, 3)
-    extent = Extent((3, 3), (0, 1), (3, 2), min(1, 6 - numel), numel)
-    extent.put(tensor, torch.arange(1.0, numel + 1))
-    assert extent.take(tensor).tolist() == [*range(1, numel + 1)]
-    assert int((tensor != 0).sum()) == numel
-    assert tensor[:, 0].tolist() == [0.0] * 3
-
-
 @pytest.mark.parametrize("extent", [Extent((2, 3), (0,), (2, 3), 0, 6), Extent((2, 3), (0, 0), (2,), 0, 2)])
 def test_invalid_extent_is_an_error(extent: Extent) -> None:
     with pytest.raises(ValueError, match=r"zip\(\) argument"):

@@ -14,8 +14,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
-from dcpbench.compare.across_layouts import compare_across
-from dcpbench.compare.controls import perturbed_leaf
 from dcpbench.compare.leaves import compare
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.sentences import describe
@@ -183,29 +181,6 @@ def test_differing_blocks_are_located(at: int) -> None:
     assert describe(found) == f"digests differ in 1 of 7 blocks, first {between}"
 
 
-def test_checkpoint_is_read_for_large_parts() -> None:
-    state = live()
-    before = retained(state)
-    state["w"].local[7, 3] = -1.0
-    (found,) = compare(before, state, {"w": WHOLE}.get)
-    assert "index [7, 23]: saved 583.0 (0x4411c000), restored -1.0 (0xbf800000); 1 of 2000" in describe(found)
-    assert (found.kind, found.facts["index"], found.facts["differing"]) == ("param", [7, 23], 1)
-    (found,) = compare(before, state, {"w": WHOLE + 1}.get)
-    assert describe(found).endswith("; the checkpoint itself differs from the saved state")
-
-
-def test_digests_are_compared_across_layouts() -> None:
-    before = retained({"w": TensorLeaf(WHOLE, whole(WHOLE), None, "param")})
-    one, two = WHOLE.clone(), WHOLE.clone()
-    two[3, 4] = 0.5
-    same, other = ({"w": TensorLeaf(tensor, whole(tensor), "elsewhere")} for tensor in (one, two))
-    assert compare_across(before, same, None) == []
-    (found,) = compare_across(before, other, None, {"w": WHOLE}.get)
-    assert "index [3, 4]: saved 244.0" in describe(found)
-    (found,) = compare_across(before, other, None)
-    assert describe(found) == "its digests differ"
-
-
 def test_properties_of_large_parts_are_compared() -> None:
     state = live()
     before = retained(state)
@@ -217,15 +192,6 @@ def test_properties_of_large_parts_are_compared() -> None:
     ):
         (found,) = compare(before, {**state, "w": changed})
         assert describe(found).startswith(told)
-
-
-def test_every_control_differs() -> None:
-    for leaves in (live(), retained(live())):
-        for name, leaf in leaves.items():
-            if isinstance(leaf, DigestedLeaf):
-                assert perturbed_leaf(leaf).blocks != leaf.blocks
-            else:
-                assert compare({name: leaf}, {name: perturbed_leaf(leaf)})
 
 
 def test_names_equal_dcps() -> None:

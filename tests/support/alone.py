@@ -42,6 +42,8 @@ _CHOICES = {
     "executor": "local",
     "component": "none",
 }
+ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+TWICE = {**ONCE, "saves": 2}
 _TESTS = Path(__file__).parents[1]
 _FOLDERS = (*conf_folders(), _TESTS / "conf", *_TESTS.glob("plugins/*/conf"))
 

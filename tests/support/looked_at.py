@@ -20,12 +20,11 @@ from dcpbench.state.process_state import ProcessState
 from dcpbench.twin.lockstep import REPLICAS, TRAINING_CHECKS
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.workload import batches_of
-from support.alone import Ran, config, run_alone, world
+from support.alone import TWICE, Ran, config, run_alone, world
 
 Places = dict[tuple[str, str], set[str]]
 """The names that are compared, by check and place."""
 
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
 OPEN = {"process.open_files", "process.threads", "process.descriptors"}
 STORED = {".metadata", "__0_0.distcp"}
 FILES = {*STORED, "a file that went", "a file that came"}
@@ -142,7 +141,7 @@ def places_of(report: RankReport) -> Places:
     }
 
 
-SHORT = Looked(config(**SMALL))
+SHORT = Looked(config(**TWICE))
 
 
 def save_load(looked: Looked = SHORT) -> Places:
@@ -170,7 +169,7 @@ def passing(**values: Any) -> Ran:
         return honest(cell, *arguments, **options)
 
     with mock.patch.object(steps, "save", save):
-        ran = passed(run_alone(**{**SMALL, **values}))
+        ran = passed(run_alone(**{**TWICE, **values}))
     assert judged
     assert all(judged), "a save came before the verdict of the training"
     return ran

@@ -326,13 +326,6 @@ def test_step_is_compared_bitwise(extent: Extent) -> None:
         assert "; 1 of " in describe(found)
 
 
-def test_minus_zero_and_nan_are_compared_bitwise() -> None:
-    zeros, nan = torch.zeros(2, 3), torch.full((2, 3), math.nan)
-    assert compare_step(1, {("w",): leaf(nan)}, {("w",): leaf(nan.clone())}) == []
-    assert compare_step(1, {("w",): leaf(zeros)}, {("w",): leaf(-zeros)})
-    assert compare_step(1, {("w",): leaf(zeros)}, {("w",): leaf(nan)})
-
-
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [

@@ -1,6 +1,6 @@
 """Comparison of a run with its twin step by step, on one rank in this process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._functorch import config as functorch_config
 
-from dcpbench.compare import across_layouts, whole_tensors
-from dcpbench.compare.whole_tensors import Exchange
+from dcpbench.compare import across_layouts
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Problem
 from dcpbench.core.rank_report import Compared
@@ -27,11 +26,9 @@ from dcpbench.twin.twin import StepTolerance, Twin, _replace_gradient, copy_run,
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
-from support.alone import config, world
+from support.alone import ONCE, config, world
 from support.gloo_ranks import WORLD_SIZE, Ask
 from support.ordinary_workloads import net
-
-ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 
 def twin_of(inexact: StepTolerance = StepTolerance(), accumulate: int = 1) -> Twin:  # noqa: B008 - frozen
@@ -272,18 +269,6 @@ def test_twin_continues_with_the_ranks_gradient(gradient: torch.Tensor | None) -
     assert parameter.grad is not None
     assert parameter.grad.tolist() == [1.0, 1.0]
     assert (parameter.grad is gradient) == (gradient is not None and not gradient.is_sparse)
-
-
-def test_noise_of_gradients_is_that_of_every_jittered_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    terms: list[int] = []
-
-    def summed(names: Any, tensors: Any, shapes: Any, count: int, exchange: Exchange) -> Iterator[Any]:
-        terms.append(count)
-        return whole_tensors.summed(names, tensors, shapes, count, exchange)
-
-    monkeypatch.setattr(lockstep_module, "summed", summed)
-    lockstep(1, deterministic=False)
-    assert terms == [4], "gradient, magnitude and two steps"
 
 
 def test_statistic_of_few_channels_has_a_tolerance() -> None:

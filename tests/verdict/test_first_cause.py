@@ -11,7 +11,7 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import Failed, HostUsed, RankEnd, StageEnd
 from dcpbench.verdict.first_cause import StageStop, stop_of
 from dcpbench.verdict.sentences import cause_sentence
-from support.ends import on, raised, reported
+from support.ends import on, reported
 
 ABORTED, KILLED = -6, -9
 HOSTS = (HostUsed("10.0.0.1", (0, 1), 0.0, 0.0),)
@@ -115,16 +115,6 @@ def test_death_sentence_names_signal_and_phase(rank: RankEnd, sentence: str) -> 
         "rank 1", "rank 1 (local rank 1 of host here)"
     )
     assert (found.details["host"], found.details["local_rank"]) == ("here", 1)
-
-
-def test_errors_on_several_hosts_name_the_place() -> None:
-    end = raised(RaisedError(2, "load", "ValueError", "no"))
-    found = stop_of(replace(end, hosts=HOSTS))
-    assert found is not None
-    assert found.cause == found.raised[0]
-    assert cause_sentence(found.cause, [], found.place) == (
-        "rank 2 (local rank 2 of host here) in load: ValueError: no"
-    )
 
 
 def test_only_ranks_in_the_limits_phase_are_late() -> None:

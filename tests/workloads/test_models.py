@@ -5,7 +5,7 @@ import pytest
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build
 from dcpbench.workloads.workload import batches_of
-from support.alone import alone, config, world
+from support.alone import ONCE, alone, config, world
 
 
 def test_extra_state_is_compared_as_saved() -> None:
@@ -28,6 +28,5 @@ def test_frozen_layer_is_saved_unless_left_out() -> None:
 @pytest.mark.cell
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd_plain"])
 def test_save_before_the_first_step_passes(optimizer: str) -> None:
-    once = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
-    verdict, _ = alone(**once, optimizer=optimizer, save_at=0)
+    verdict, _ = alone(**ONCE, optimizer=optimizer, save_at=0)
     assert verdict.status == "pass", verdict.reason

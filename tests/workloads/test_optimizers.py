@@ -1,7 +1,5 @@
 """Optimizers whose state is not like Adam's: each is restored, or is a skip in torch's words."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -15,7 +13,7 @@ from dcpbench.runs.own_run import OwnRun
 from dcpbench.state.snapshot import snapshot_optimizer
 from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.workload import batches_of
-from support.alone import config, group_of_one, run_alone, world
+from support.alone import ONCE, config, group_of_one, run_alone, world
 
 NO_GPU = Machine(gpus=0, description={})
 OPTIMIZERS = (
@@ -103,8 +101,7 @@ def test_several_optimizers_act_as_one() -> None:
 
 @pytest.mark.cell
 def test_groups_of_the_wrong_optimizer_are_reported() -> None:
-    small: dict[str, Any] = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
-    ran = run_alone("groups_exchanged", **small, optimizer="adam_and_sgd")
+    ran = run_alone("groups_exchanged", **ONCE, optimizer="adam_and_sgd")
     assert ran.verdict.fault_seen is True, ran.verdict.reason
 
 

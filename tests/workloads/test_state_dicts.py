@@ -1,8 +1,6 @@
 """The forms of torch's state-dict functions: each has the keys that it should have, on any rank, and is
 restored."""
 
-from typing import Any
-
 import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
@@ -11,9 +9,8 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.state import StatePart
 from dcpbench.runs.build_run import build
 from dcpbench.state.snapshot import by_parameter
-from support.alone import alone, config, world
+from support.alone import ONCE, alone, config, world
 
-ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 FORMS = ("flattened", "cpu_offload", "full", "full_broadcast", "full_flattened")
 
 

@@ -33,9 +33,8 @@ from dcpbench.twin.gradients import (
     compare_gradient,
 )
 from dcpbench.workloads.workload import Batches, batches_of
-from support.alone import bare_cell, config, world
+from support.alone import ONCE, bare_cell, config, world
 
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 ANY = (
     *("buffers_of_some_rank", "empty_group", "integer_keys", "one_replica"),
     *("state_of_frozen", "tensor_lr_in_defaults", "touched_optimizer_state"),
@@ -61,7 +60,7 @@ that every model can have."""
 
 
 def on(parallel: str, size: int, folder: Path) -> Cell:
-    return bare_cell(folder, config(**SMALL, parallel=parallel, world_size=size), world(0, size))
+    return bare_cell(folder, config(**ONCE, parallel=parallel, world_size=size), world(0, size))
 
 
 def test_every_known_failure_is_recomputed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +96,7 @@ def test_defects_of_a_layout_apply_to_its_cells(parallel: str, size: int, tmp_pa
 def test_defects_of_options_apply_to_their_cells(
     chosen: dict[str, str], restored: set[str], tmp_path: Path
 ) -> None:
-    cell = bare_cell(tmp_path, config(**{**SMALL, **chosen}))
+    cell = bare_cell(tmp_path, config(**{**ONCE, **chosen}))
     assert defects_at(cell, "restored").keys() == restored | ALWAYS["restored"]
 
 

@@ -2,15 +2,13 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.plugins.faults.expected import NothingToInjectError
-from support.alone import alone
+from support.alone import ONCE, alone
 
-ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 SCENARIOS = {
     "fsspec": "save_load",
     "fsspec_memory": "save_load",
@@ -24,7 +22,7 @@ SCENARIOS = {
 @pytest.mark.cell
 @pytest.mark.parametrize("storage", SCENARIOS)
 def test_damaged_file_is_detected(storage: str) -> None:
-    verdict, _ = alone("file_bit", storage=storage, scenario=SCENARIOS[storage], **ONE)
+    verdict, _ = alone("file_bit", storage=storage, scenario=SCENARIOS[storage], **ONCE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
 
@@ -32,4 +30,4 @@ def test_damaged_file_is_detected(storage: str) -> None:
 def test_checkpoint_without_files_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcpCheckpointer, "files", lambda *_: nullcontext(tmp_path / "none"))
     with pytest.raises(NothingToInjectError, match="has no files"):
-        alone("file_stray", storage="file", **ONE)
+        alone("file_stray", storage="file", **ONCE)

@@ -1,12 +1,13 @@
 """Faults are declared once, at their functions, and are values of the group `fault`."""
 
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from conftest import dcpbench, run
+from conftest import dcpbench
 from dcpbench.cli import keys_help
 from dcpbench.config.groups import Expect, rank_of
 from dcpbench.core.checks import CHECKS
@@ -68,15 +69,9 @@ def test_glob_selects_faults(tmp_path: Path) -> None:
     assert cells == ["lr_next_float", "lr_not_restored"]
 
 
-@pytest.mark.slow
-def test_unknown_fault_prints_one_line(tmp_path: Path) -> None:
-    for word, message in (
-        ("fault=lr_next_flaot", "did you mean lr_next_float?"),
-        ("fault=glob(weight_on_rank_9*)", "matches nothing"),
-    ):
-        ended = run(tmp_path / "sweep", word)
-        assert (ended.status, ended.err.count("\n")) == (2, 1)
-        assert message in ended.err
+def test_unknown_fault_prints_one_line(refused: Callable[..., str]) -> None:
+    assert "did you mean lr_next_float?" in refused("fault=lr_next_flaot")
+    assert "matches nothing" in refused("fault=glob(weight_on_rank_9*)")
 
 
 def test_shell_completes_faults() -> None:
