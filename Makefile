@@ -15,8 +15,9 @@ run: $(VENV)/.ready
 # A file's tests share sweeps, so they stay together; the longest files begin first.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# Three tiers. `check`: the tests without sweeps. `test`: one real cell of each scenario, parallelism, death, kind
-# of fault and format too; tests/tiers.txt says why it has which. `test-all`: everything, hours.
+# Three tiers. `check`: the tests without ranks that take no second. `test`: one real cell of each scenario,
+# parallelism, death, kind of fault and format too; tests/tiers.txt says why it has which. `test-all`: everything,
+# hours.
 ELSEWHERE := not multinode and not slurm and not exhaustive
 
 check test: $(VENV)/.ready

@@ -34,13 +34,16 @@ sys.path.insert(0, str(TESTS))
 
 from support import entered  # noqa: E402 - it is in tests/
 
+QUICK_S = 0.4
+"""CPU seconds up to which such a test is in `make check` too."""
 CHEAP_S = 4.0
 """CPU seconds up to which a test without a sweep or browser is in `make test`: some start ranks, if alone."""
 BUDGET_S = 400.0
 """CPU seconds that the others there cost, each alone, if those that are needed cost less."""
 KEPT = {
     "report": r"test_restart.py::test_wrong|test_ordinary_workloads.py::test_ordinary|test_unsaved_values.py"
-    r"|test_resumebench.*\[(plain.py (no_gen|torn)|extras.py no_sc|habits.py (sigterm|betw)|(ddp|fsdp2).py)",
+    r"|test_resumebench.*\[(plain.py (no_gen|torn)|extras.py no_sc|habits.py (sigterm|betw)|(ddp|fsdp2).py"
+    r"|twins.py (kill@4|swapped)|repeats.py two alternates no|keeps.py replaced)",
     "death": r"test_deaths.py::test_first_cause|test_resume.py::test_killed",
 }
 """Of these tests, those of `make test` stay there: public reports, wrong verdicts and deaths brought them."""
@@ -219,7 +222,7 @@ def killers(file: Path) -> list[frozenset[str]]:
 
 def chosen(tests: list[Recorded], killing: list[frozenset[str]]) -> dict[str, str]:
     """The tests that `make test` has, each with the reason in a word."""
-    kept = {test.test: "cheap" for test in tests if test.is_cheap}
+    kept = {test.test: "cheap" if test.cpu_s <= QUICK_S else "second" for test in tests if test.is_cheap}
     for reason, pattern in KEPT.items():
         kept |= {
             test.test: reason for test in tests if re.search(pattern, test.test) and not test.is_extended
@@ -232,7 +235,7 @@ def chosen(tests: list[Recorded], killing: list[frozenset[str]]) -> dict[str, st
     cover(tests, kept, "value", lambda test: test.values)
     cover(tests, kept, "code", lambda test: test.blocks)
     drop(tests, kept)
-    spent = sum(test.cpu_s for test in tests if kept.get(test.test, "cheap") != "cheap")
+    spent = sum(test.cpu_s for test in tests if kept.get(test.test, "cheap") not in ("cheap", "second"))
     functions = {test.function for test in tests if test.test in kept}
     for test in cheapest_first:
         if test.function not in functions and not test.is_extended and spent + test.cpu_s <= BUDGET_S:

@@ -48,7 +48,8 @@ CPU_LIMIT_S = {"check": 20.0, "test": 80.0}
 BEGAN = pytest.StashKey[float]()
 TIERS = [line.split(" ", 2) for line in (TESTS / "tiers.txt").read_text("utf-8").splitlines()]
 """Of each test that is not cheap: its tier, its CPU seconds, and its name with its parameters."""
-EXTENDED = frozenset(name for tier, _, name in TIERS if tier == "extended")
+MARKED = {name: {"extended": "extended", "second": "cell"}.get(tier) for tier, _, name in TIERS}
+"""The marker of each of them that its tier gives it."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 
@@ -84,9 +85,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that scripts/choose_tests.py has left out of `make test` are `extended`; a new test is not."""
-    if item.nodeid in EXTENDED:
-        item.add_marker(pytest.mark.extended)
+    """Tests that scripts/choose_tests.py has left out of `make test` are `extended`; a new test is not. Those
+    which take a second of CPU, and those on ranks, are not in `make check`."""
+    mark = "cell" if "ask" in getattr(item, "fixturenames", ()) else None
+    if mark := MARKED.get(item.nodeid) or mark:
+        item.add_marker(mark)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
