@@ -85,27 +85,22 @@ def has_mismatch(comparisons: Mapping[Any, Comparison]) -> bool:
     return any(comparison.compared.found for comparison in comparisons.values())
 
 
-def any_rank_differs(cell: Cell, moment: Moment, comparisons: Mapping[Any, Comparison]) -> bool:
-    """Return whether a rank has a mismatch, if a defect can affect the cell at a moment; then collective."""
-    return bool(defects_at(cell, moment)) and cell.world.any_rank(has_mismatch(comparisons))
-
-
 def attribute(
     cell: Cell,
     moment: Moment,
     comparisons: Mapping[Part, Comparison],
     reference: Any,
-    anywhere: bool | None = None,
+    anywhere: bool,
 ) -> dict[Part, Compared]:
     """Name in each mismatch the defect that causes it, if one can affect the cell; then collective.
 
     Args:
         comparisons: by part of the state or by check.
         reference: what defects get at this moment.
-        anywhere: whether they `any_rank_differs`, if that is known.
+        anywhere: whether a rank has a mismatch.
     """
     comparisons = dict(comparisons)
-    if any_rank_differs(cell, moment, comparisons) if anywhere is None else anywhere:
+    if anywhere:
         for by, defect in defects_at(cell, moment).items():
             for state in defect.expected(cell, moment, reference):
                 for part in state.keys() & comparisons.keys():
@@ -119,7 +114,7 @@ def attribute_in_checkpoint(
     moment: Moment,
     checkpoint: Checkpoint,
     comparisons: Mapping[StatePart, Comparison],
-    anywhere: bool | None = None,
+    anywhere: bool,
 ) -> dict[StatePart, Compared]:
     """Name the defects in mismatches with what a checkpoint has, as `attribute` does."""
     before = cell.unrestored.get(checkpoint.checkpoint_id, {})
@@ -131,7 +126,7 @@ def record_restored(
 ) -> None:
     """Record comparisons of what was loaded or read with what a checkpoint has, with the defects that cause
     mismatches."""
-    anywhere = any_rank_differs(cell, "restored", comparisons)
+    anywhere = bool(defects_at(cell, "restored")) and cell.world.any_rank(has_mismatch(comparisons))
     (cell.unexplained.discard if anywhere else cell.unexplained.add)(checkpoint.place)
     by_part = attribute_in_checkpoint(cell, "restored", checkpoint, comparisons, anywhere)
     for part, compared in by_part.items():

@@ -79,7 +79,7 @@ def train_with_twin(
         twin = build_run.build_twin(cell.config, cell.world, seed, run if copies else None)
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
-        explain = partial(attribute, cell, "twin") if defects_at(cell, "twin") else None
+        explain = partial(attribute, cell, "twin", anywhere=True) if defects_at(cell, "twin") else None
         compared_steps = Lockstep(cell.config, cell.world, run, twin, explain)
     while run.train_state.step < until:
         with cell.training(run):

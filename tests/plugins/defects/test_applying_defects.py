@@ -10,6 +10,7 @@ import yaml
 
 from dcpbench.cell import known_defects
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.known_defects import defects_at
 from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.whole_tensors import real_elements
@@ -176,8 +177,9 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
     def compared(found: list[Mismatch]) -> list[str | None]:
         leaves = {"w": 3.0, "v": 3.0}, {"w": 1.0, "v": 2.0}
         comparison = Comparison(*leaves, Compared(found, {}, {}))
-        done = known_defects.attribute(cell, "restored", {StatePart.model: comparison}, None)
-        return [finding.by for finding in done[StatePart.model].found]
+        checkpoint = Checkpoint(1, "", {})
+        known_defects.record_restored(cell, checkpoint, {StatePart.model: comparison}, checkpoint.place)
+        return [finding.by for finding in cell.report.checks["model_equal"].distinct.values()]
 
     assert (compared([]), asked) == ([], [])
     assert (compared(wrong), asked) == (["mine", None], ["restored"])
