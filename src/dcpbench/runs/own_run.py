@@ -266,11 +266,6 @@ class OwnRun(Run):
         """Give an empty optimizer the state that DCP gives it."""
         OptimizerState(self.model, self.optimizer, self.options).state_dict()
 
-    @property
-    def trained_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the optimizer."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
     def train(self, batches: Batches, until: int, on_use: OnUse | None = None) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step. `on_use` is
         called at each use of gradients."""

@@ -176,8 +176,8 @@ class TrainerRun(Run):
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return the parameters of model and optimizers, each once."""
-        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        return [*{id(parameter): parameter for parameter in (*self.model.parameters(), *trained)}.values()]
+        every = (*self.model.parameters(), *self.trained_parameters)
+        return [*{id(parameter): parameter for parameter in every}.values()]
 
     def state(self) -> dict[str, Any]:
         """Return the trainer, which is not a `Stateful`."""

@@ -241,8 +241,7 @@ def perturb_run(run: Run, seed: int) -> Unchanged:
         StatePart.optimizer: perturb_optimizer(run.optimizer, seed),
     }
     of_model = {*map(id, run.model.parameters())}
-    trained = (parameter for group in run.optimizer.param_groups for parameter in group["params"])
-    perturb([parameter for parameter in trained if id(parameter) not in of_model], seed)
+    perturb([parameter for parameter in run.trained_parameters if id(parameter) not in of_model], seed)
     for slot in extra_states(run.model):
         held = retained(slot.leaves(slot.read()))
         if not run.exclusions.leaves_out(str(slot.prefix[0])):

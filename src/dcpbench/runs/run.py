@@ -95,7 +95,7 @@ class TrainingEndedError(Exception):
 
 
 class Run(Protocol):
-    """A run on this rank. What both kinds answer alike is answered here, from the attributes.
+    """A run on this rank. Both kinds share the methods that have a body.
 
     Attributes:
         world: the ranks that have it.
@@ -235,6 +235,11 @@ class Run(Protocol):
         kept: set[Name] = {("random", self.random.key, name) for name in self.exclusions.generators}
         if leaves := {name: leaf for name, leaf in state.pop(StatePart.random, {}).items() if name in kept}:
             state[StatePart.random] = leaves
+
+    @property
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the optimizer."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def compute_dtypes(self) -> set[torch.dtype]:
