@@ -299,36 +299,21 @@ def _compare_tensors(
     read_saved: TensorReader | None,
     closely: bool,
 ) -> Mismatch | None:
-    layouts = (
+    for problem, before, after in (
+        (Problem.dtype, expected.dtype, actual.dtype),
+        (Problem.shape, expected.extent.shape, actual.extent.shape),
         (Problem.placements, expected.placements, actual.placements),
         (Problem.extent, expected.extent, actual.extent),
-    )
-    if wrong := unlike_tensors(name, expected, actual, layouts):
-        return wrong
+    ):
+        if before != after:
+            facts = {"expected": str(before), "actual": str(after)}
+            return Mismatch(text_of(name), problem, expected.kind, facts=facts)
     if isinstance(expected, DigestedLeaf):
         return _compare_digests(name, expected, actual, read_saved)
     if expected.local.shape != actual.local.shape:
         shapes = {"expected": tuple(expected.local.shape), "actual": tuple(actual.local.shape)}
         return Mismatch(text_of(name), Problem.local_shape, expected.kind, facts=shapes)
     return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
-
-
-def unlike_tensors(
-    name: Name,
-    expected: TensorLeaf | DigestedLeaf,
-    actual: TensorLeaf | DigestedLeaf,
-    more: Iterable[tuple[Problem, Any, Any]] = (),
-) -> Mismatch | None:
-    """Return a mismatch if two tensors differ in dtype, global shape or `more` properties."""
-    for problem, before, after in (
-        (Problem.dtype, expected.dtype, actual.dtype),
-        (Problem.shape, expected.extent.shape, actual.extent.shape),
-        *more,
-    ):
-        if before != after:
-            facts = {"expected": str(before), "actual": str(after)}
-            return Mismatch(text_of(name), problem, expected.kind, facts=facts)
-    return None
 
 
 def compare_elements(

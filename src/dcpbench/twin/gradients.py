@@ -7,25 +7,17 @@ on the same gradients.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from dcpbench.compare.leaves import (
-    SMALL_BYTES,
-    Absence,
-    compare_elements,
-    equal_together,
-    relative_distance,
-    same_value,
-    unlike_tensors,
-)
+from dcpbench.compare.leaves import Absence, differences_by_name, relative_distance
 from dcpbench.compare.whole_tensors import real_elements
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.state import Name, text_of
-from dcpbench.state.snapshot import EmptyShard, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
+from dcpbench.core.state import Name
+from dcpbench.state.snapshot import EmptyShard, Leaf, Leaves, TensorLeaf, may_be_absent
 
 _TIMES_NOISE, _TIMES_FACTOR = 16, 8
 """Limits of the difference of a gradient's elements, and of its factor, as multiples of the noise between two
@@ -36,6 +28,11 @@ _LARGEST_NOISE = 0.25
 """Nor is it compared if the noise has more than this fraction of the gradient's norm: `rms / norm` assumes
 that errors of elements are independent, and those of a gradient of low rank are not. A vision transformer
 whose class token attends to itself alone has key gradients of rounding, with any factor on a GPU."""
+
+_OF_ELEMENTS = (Problem.differs, Problem.nan)
+"""The problems that a tolerance of elements excuses."""
+_OF_STEPS = {Problem.missing: Problem.only_twin, Problem.unexpected: Problem.only_parallel}
+"""The problems of a step that other comparisons name otherwise."""
 
 
 @dataclass(frozen=True)
@@ -225,51 +222,43 @@ def compare_step(
         closely: False for a control, which needs only the names.
     """
     tolerances = tolerances or {}
-    found = list[Mismatch]()
-    same = equal_together(_parts_with_twin(twin, actual))
-    for name, leaf in actual.items():
-        if same.get(name) or isinstance(leaf, EmptyShard):
-            continue
-        if name in same and name not in tolerances and not closely:
-            found.append(Mismatch(text_of(name), Problem.differs, leaf.kind))
-        elif finding := _compare_with_twin(name, twin, leaf, tolerances):
-            found.append(finding)
-    found += [
-        Mismatch(text_of(name), Problem.only_twin, kind_of(name, leaf))
+    here = {name: leaf for name, leaf in actual.items() if not isinstance(leaf, EmptyShard)}
+    expected = {
+        name: _part_of(leaf, here.get(name))
         for name, leaf in twin.items()
-        if name not in actual and name not in elsewhere and not may_be_absent(name, actual)
+        if name in here or not (name in actual or name in elsewhere or may_be_absent(name, actual))
+    }
+    wrong = differences_by_name(expected, here, closely=closely)
+    for name in wrong.keys() & tolerances.keys():
+        if wrong[name].problem in _OF_ELEMENTS and _is_near(expected[name], here[name], tolerances[name]):
+            del wrong[name]
+    found = [wrong[name] for name in dict.fromkeys((*here, *expected)) if name in wrong]
+    return [
+        replace(
+            one,
+            problem=_OF_STEPS.get(one.problem, one.problem),
+            max_abs_diff=None if one.problem is Problem.value else one.max_abs_diff,  # of tensors alone
+            facts={"step": step, **one.facts},
+        )
+        for one in found
     ]
-    return [replace(one, facts={"step": step, **one.facts}) for one in found]
 
 
-def _parts_with_twin(twin: Leaves, actual: Leaves) -> Iterator[tuple[Name, torch.Tensor, torch.Tensor]]:
-    """Yield the tensors that both have, as this rank's parts."""
-    for name, leaf in actual.items():
-        expected: Leaf = twin.get(name)
-        both = type(leaf) is TensorLeaf and type(expected) is TensorLeaf
-        if both and leaf.local.nbytes <= SMALL_BYTES and leaf.extent.shape == expected.extent.shape:
-            yield name, leaf.extent.take(expected.local), leaf.local.reshape(-1)
+def _part_of(twin: Leaf, actual: Leaf) -> Leaf:
+    """Return the rank's part of a leaf of the twin."""
+    if type(twin) is not TensorLeaf or type(actual) is not TensorLeaf:
+        return twin
+    extent = actual.extent
+    if twin.extent.shape != extent.shape:
+        return twin
+    is_whole = twin.extent is extent and twin.local.shape == actual.local.shape
+    local = twin.local if is_whole else extent.take(twin.local).reshape(actual.local.shape)
+    return TensorLeaf(local, extent, actual.placements, actual.kind)
 
 
-def _compare_with_twin(
-    name: Name, twin: Leaves, actual: Leaf, tolerances: Mapping[Name, torch.Tensor]
-) -> Mismatch | None:
-    if name not in twin:
-        return Mismatch(text_of(name), Problem.only_parallel, kind_of(name, actual))
-    expected = twin[name]
-    if not (isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf)):
-        facts = {"expected": repr(expected), "actual": repr(actual)}
-        same = same_value(expected, actual)
-        return None if same else Mismatch(text_of(name), Problem.value, kind_of(name, actual), facts=facts)
-    if wrong := unlike_tensors(name, expected, actual):
-        return wrong
-    part = actual.extent.take(expected.local)
-    local = actual.local.reshape(-1)
-    finding = compare_elements(name, actual.kind, actual.extent, part, local)
-    if finding and name in tolerances:
-        distance = (part.double() - local.to(part.device).double()).abs()
-        return None if bool((distance <= actual.extent.take(tolerances[name])).all()) else finding
-    return finding
+def _is_near(expected: TensorLeaf, actual: TensorLeaf, tolerance: torch.Tensor) -> bool:
+    distance = (expected.local.double() - actual.local.to(expected.local.device).double()).abs()
+    return bool((distance.reshape(-1) <= actual.extent.take(tolerance)).all())
 
 
 def measured_tolerances(
