@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -166,24 +165,6 @@ def test_broken_environments_are_reported(tmp_path: Path, environment: bytes, to
     assert f"{folder / 'environment.json'}: " in sweeps.left_out[0]
     assert told in sweeps.left_out[0]
     assert len(sweeps.frame) == 1
-
-
-def test_places_without_sweeps_are_refused(tmp_path: Path, command: Command) -> None:
-    sweep = folder_with(tmp_path / "in" / "sweep", cell())
-    nothing = tmp_path / "nothing"
-    nothing.mkdir()
-    unreadable = tmp_path / "unreadable"
-    (unreadable / "results.jsonl").mkdir(parents=True)
-    for place, told in [
-        (nothing, "no sweep here or in the folders below it"),
-        (tmp_path / "gone", "no sweep here"),
-        (tmp_path / ("long" * 2000), "cannot be read: File name too long"),
-        (sweep / "results.jsonl", f"a file, not the folder of a sweep: try {sweep}"),
-        (unreadable, "Is a directory"),
-    ]:
-        assert told in command(place, status=2).refusal()
-    shutil.move(unreadable, tmp_path / "in")
-    assert "Is a directory" in command(tmp_path / "in").out, "what can be shown is shown"
 
 
 NO_NAME = "Expecting property name enclosed in double quotes: line 2 column 1 (char 2)"

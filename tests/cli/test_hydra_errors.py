@@ -20,28 +20,19 @@ def refused(word: str) -> str:
     return one_line(error.value, [word])
 
 
-WRONG_TYPES = {
-    "compile=maybe": "true or false",
-    "optimizer.lr=fast": "a number or null",
-    "timeouts.cell_s=soon": "a number",
-    "train_steps=1.5": "a whole number",
-    "saves=null": "a whole number",
-    "load_world_size=x": "a whole number or null",
-    "world_size=[1]": "a whole number or a text",
-    "workload.target=[a]": "a text or null",
-    "parallel.mesh=dp": "a list, such as [a,b]",
-    "model.options=3": "a mapping, such as {a:1}",
-}
-
-
-@pytest.mark.parametrize(("word", "must"), WRONG_TYPES.items())
-def test_wrong_type_names_the_right_one(word: str, must: str) -> None:
-    assert refused(word) == f"{word}: must be {must}"
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("compile=maybe", "compile=maybe: must be true or false"),
+        ("optimizer.lr=fast", "optimizer.lr=fast: must be a number or null"),
+        ("timeouts.cell_s=soon", "timeouts.cell_s=soon: must be a number"),
+        ("train_steps=1.5", "train_steps=1.5: must be a whole number"),
+        ("saves=null", "saves=null: must be a whole number"),
+        ("load_world_size=x", "load_world_size=x: must be a whole number or null"),
+        ("world_size=[1]", "world_size=[1]: must be a whole number or a text"),
+        ("workload.target=[a]", "workload.target=[a]: must be a text or null"),
+        ("parallel.mesh=dp", "parallel.mesh=dp: must be a list, such as [a,b]"),
+        ("model.options=3", "model.options=3: must be a mapping, such as {a:1}"),
         ("device=tpu", "device=tpu: invalid value; did you mean cpu? Choose one of auto, cpu, cuda"),
         ("timeouts=3", "timeouts=3: is not one value; its keys are timeouts.cell_s, timeouts.join_s, "),
         ("optimizer.betas=[0.9,b]", "optimizer.betas[1]=b: must be a number"),

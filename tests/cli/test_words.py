@@ -39,6 +39,12 @@ from report.sweeps import cell, folder_of_lines, folder_with
         ("parallel=chioce(ddp,fsdp)", "is not a call of one of Hydra's functions"),
         ("storage.root=~/é", "has characters that need quotes; write 'storage.root=\"~/é\"'"),
         ("parallel=null", "parallel=null: cannot be null; leave it out"),
+        ("parallel=ddp resume='out/x'", "resume='out/x': not a key; write dcpbench resume out/x"),
+        ("+resume=out", "resume=out: not a key; write dcpbench resume out"),
+        ("plan=true", "plan=true: not a key; write dcpbench plan"),
+        ("plan_as=json", "plan_as=json: not a key; write dcpbench plan --format"),
+        ("tiny.build", "tiny.build: not a command and not key=value; your model: workload.target=tiny.build"),
+        ("tiny.py", "your model: workload.target=tiny.build"),
     ],
 )
 def test_malformed_words_are_refused(words: str, message: str) -> None:
@@ -73,34 +79,6 @@ def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
     key = second.lstrip("+~").partition("=")[0]
     assert str(refused.value) == f"{second}: {key} is given twice (first {first}){fix}"
     parse_words([first, "parallel@other=ddp"])
-
-
-@pytest.mark.parametrize(
-    ("word", "write"),
-    [
-        ("resume='out/x'", "dcpbench resume out/x"),
-        ("+resume=out", "dcpbench resume out"),
-        ("plan=true", "dcpbench plan"),
-        ("plan_as=json", "dcpbench plan --format"),
-    ],
-)
-def test_commands_are_not_keys(word: str, write: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse_words(["parallel=ddp", word])
-    assert str(refused.value) == f"{word.lstrip('+')}: not a key; write {write}"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("tiny.build", "tiny.build: not a command and not key=value; your model: workload.target=tiny.build"),
-        ("tiny.py", "your model: workload.target=tiny.build"),
-    ],
-)
-def test_code_gets_its_key(words: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse_words(words.split())
-    assert message in str(refused.value)
 
 
 def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
@@ -174,6 +152,7 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_with(tmp_path / "s", *cells, failed)
     folder_of_lines(tmp_path / "without rows", [])
     (tmp_path / "empty").mkdir()
+    (tmp_path / "unreadable/results.jsonl").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
 
@@ -189,6 +168,11 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("compare s s --fail-on slow", "slow is not a kind of change; choose one of newly-failing"),
         ("compare s s --metric status", "status is not a metric; choose one of save_s"),
         ("history empty", "no sweep here or in the folders below it"),
+        ("report empty", "no sweep here or in the folders below it"),
+        (f"report {'long' * 2000}", "cannot be read: File name too long"),
+        ("report s/results.jsonl", "a file, not the folder of a sweep: try s"),
+        ("report unreadable", "Is a directory"),
+        ("show 'without rows'", "without rows: no rows yet"),
         ("history 'without rows'", "no rows"),
         ("history s --where status=skip", "--where: none of 5 rows in"),
         ("show s", "3 parallel=fsdp save=async, 4 parallel=fsdp2 save=sync; name one, or give its number"),

@@ -1,7 +1,7 @@
 """Values from Python and names of folders reach the configuration as they are."""
 
 from enum import Enum, StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -12,8 +12,6 @@ from omegaconf import OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
-from dcpbench.sweep.folder import SweepRecord
-from support.requests import request
 
 TEXTS = (
     st.text(alphabet="\\${}'\"a1,: \n:é.-[]()=~#%", max_size=12)
@@ -79,16 +77,3 @@ def test_values_without_a_notation_are_refused(value: Any, problem: str) -> None
     with pytest.raises(ConfigError) as raised:
         quoted(value)
     assert problem in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["back\\", "it's", 'a "b"', "$HOME", "${x}", "{a}", "a,b", "a\nb", "[é] (1) = #2", "\\${x}\\"]
-)
-def test_a_folder_of_any_name_is_resumed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / name
-    folder.mkdir()
-    SweepRecord(["parallel=ddp"], str(tmp_path), {"one": ["parallel=ddp"]}, []).write(folder)
-    first, directory = request([], resume=Path(name)).words
-    assert first == "parallel=ddp"
-    assert configured(directory.removeprefix("hydra.sweep.dir=")) == str(folder)

@@ -13,7 +13,7 @@ from dcpbench.core.notes import Note
 from dcpbench.core.rank_report import RankReport
 from dcpbench.records.plain_values import plain_report
 from dcpbench.report.page.data import why_null
-from report.sweeps import cell, folder_of_lines, folder_with
+from report.sweeps import cell, folder_with
 
 STEPS = [
     {
@@ -147,8 +147,6 @@ def test_any_part_of_a_cell_chooses_it(sweep: Path, words: list[str], chosen: st
 
 def test_only_cells_need_no_name(tmp_path: Path, command: Command) -> None:
     assert command("show", folder_with(tmp_path / "s", cell("ddp"))).out.startswith("pass parallel=ddp: ")
-    empty = folder_of_lines(tmp_path / "empty", [])
-    assert command("show", empty, status=2).refusal() == f"dcpbench: {empty}: no rows yet\n"
     assert command("show", tmp_path / "nowhere", "ddp", status=2).refusal()
 
 
