@@ -40,8 +40,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     get_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.serialization import set_crc32_options
 
 from conftest import Command
@@ -533,33 +532,26 @@ def test_tensor_with_many_chunks_is_audited_quickly(corpus: Path, tmp_path: Path
     assert [one for one in on_disk.audited(folder).findings if one.name == "w"] == []
 
 
-def trained(of_pairs: bool = False) -> tuple[Any, torch.optim.Optimizer, Any]:
-    """A model sharded over all ranks, or by FSDP1 over two; its optimizer, and the group."""
+def trained() -> tuple[Any, torch.optim.Optimizer]:
+    """A model that is sharded over all ranks, and its optimizer."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
-    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"].get_group() if of_pairs else None
-    if of_pairs:
-        cpu = torch.device("cpu")
-        model = FullyShardedDataParallel(model, device_id=cpu, process_group=group, use_orig_params=True)
-    else:
-        fully_shard(model)
+    fully_shard(model)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(4, 6)).sum().backward()
     optimizer.step()
-    return model, optimizer, group
+    return model, optimizer
 
 
-def save_sharded(folder: str, of_pairs: bool = False, alone: bool = False) -> None:
-    """`alone` is each rank for itself, without collectives."""
-    model, optimizer, group = trained(of_pairs)
-    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    if not of_pairs or dist.get_rank() < 2:
-        dcp.save(states, checkpoint_id=folder, process_group=group, use_collectives=not alone)
+def save_alone(folder: str) -> None:
+    """Each rank for itself, without collectives."""
+    states = dict(zip(("model", "optimizer"), get_state_dict(*trained()), strict=True))
+    dcp.save(states, checkpoint_id=folder, use_collectives=False)
 
 
 def save_as_torchtitan(folder: str) -> None:
     """Keys of the model, flattened keys of the optimizer, a data loader of each rank, and streams."""
-    model, optimizer, _ = trained()
+    model, optimizer = trained()
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     losses = io.BytesIO()
     torch.save([0.5], losses)
@@ -585,9 +577,7 @@ def save_safetensors(folder: str, sharded: bool) -> None:
 MOMENT = "optimizer.state.0.weight.exp_avg"
 LOADERS = {f"dataloader.dp_rank_{rank}" for rank in range(WORLD_SIZE)}
 SAVED: dict[str, tuple[Callable[..., None], tuple[bool, ...], int, set[str]]] = {
-    "FSDP1 on two ranks": (save_sharded, (True,), 2, {MOMENT}),
-    "FSDP2 on four": (save_sharded, (), WORLD_SIZE, {MOMENT}),
-    "each rank alone": (save_sharded, (False, True), WORLD_SIZE, {MOMENT, "optimizer.param_groups.0.lr"}),
+    "each rank alone": (save_alone, (), WORLD_SIZE, {MOMENT, "optimizer.param_groups.0.lr"}),
     "torchtitan": (save_as_torchtitan, (), WORLD_SIZE, {MOMENT, *LOADERS, "train_state.losses"}),
     "safetensors of each rank": (save_safetensors, (True,), WORLD_SIZE, {"1.weight"}),
     "safetensors with an index": (save_safetensors, (False,), 1, {"0.bias"}),
