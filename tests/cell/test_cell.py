@@ -25,7 +25,7 @@ from dcpbench.state.layout import whole
 from dcpbench.state.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.twin import lockstep
 from dcpbench.workloads.world import World
-from support.alone import TWICE, bare_cell, config, run_alone, world
+from support.alone import ONCE, TWICE, bare_cell, config, run_alone, world
 
 
 def upload() -> tuple[Future[None], PendingSave]:
@@ -277,3 +277,12 @@ def test_random_state_is_compared_if_restorable() -> None:
 def test_metric_that_is_never_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="metric mine: is measured at the end of a phase"):
         MetricSpec("mine", "never measured", probe=lambda cell: 1.0)
+
+
+def test_fault_in_a_digested_tensor_is_located(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint was asked what the element had been: its digests are those that were kept."""
+    monkeypatch.setattr(snapshot, "LARGE_BYTES", 100)
+    (report,) = run_alone("weight_lowest_bit", **ONCE).reports
+    (worst,) = report.checks["model_equal"].distinct.values()
+    assert (worst.problem, worst.facts["differing"]) == (Problem.differs, 1)
+    assert int(worst.facts["expected_bits"], 16) ^ int(worst.facts["actual_bits"], 16) == 1

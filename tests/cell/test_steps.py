@@ -3,7 +3,7 @@ what a save records, what one stage leaves for the next."""
 
 import io
 import multiprocessing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,23 +27,10 @@ from dcpbench.runs.run import Exclusions
 from dcpbench.state.snapshot import Leaves, State
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.world import World
-from support import trainers
 from support.alone import TWICE, bare_cell, config
 from support.notes import why_not
 
 NAMES = ("first", "middle", "last")
-
-
-def names(of: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in of}
-
-
-class Opaque(trainers.DrawsNothing):
-    """A trainer with three attributes that cannot be read, which draws no random numbers."""
-
-    def __init__(self, setup: Any) -> None:
-        super().__init__(setup)
-        self.first, self.middle, self.last = object(), object(), object()
 
 
 def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:

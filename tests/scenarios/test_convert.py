@@ -87,16 +87,3 @@ def test_replicas_of_one_shard_are_reported(other_worlds: Finished, saved_under:
         assert row["status"] == "skip"
         why = f"world size {load_world_size}, which is not a multiple of 2 (load_world_size)"
         assert why in row["reason"]
-
-
-@pytest.fixture(scope="module")
-def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("layouts") / "sweep"
-    lists = (f"parallel={','.join(PARALLELISMS)}", "model=even,uneven")
-    return run(folder, "-m", "scenario=layouts", "device=cpu", *lists)
-
-
-def test_parts_of_every_layout_form_the_plain_model(layouts: Finished) -> None:
-    assert [(row["parallel"], row["model"], row["status"]) for row in layouts.rows] == [
-        (parallel, model, "pass") for parallel in PARALLELISMS for model in ("even", "uneven")
-    ]

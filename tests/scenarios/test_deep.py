@@ -28,6 +28,14 @@ def test_only_a_new_process_sees_the_fault(deep: Finished, parallel: str) -> Non
         assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
 
 
-def test_fault_without_new_process_is_skipped() -> None:
-    given, machine = config(fault=FAULTS[0]), Machine(gpus=0, description={})
-    assert "takes verify=deep and not standard" in str(why_skip(given, resolve(given, machine), machine))
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"fault": FAULTS[0]}, "takes verify=deep and not standard"),
+        ({"scenario": "no_dist", "parallel": "fsdp"}, "one process cannot shard a model"),
+        ({"scenario": "no_cpu_backend", "save": "async"}, "takes device=cuda and not cpu"),
+    ],
+)
+def test_impossible_cells_are_skipped_with_a_reason(chosen: dict[str, str], why: str) -> None:
+    given, machine = config(**chosen), Machine(gpus=0, description={})
+    assert why in str(why_skip(given, resolve(given, machine), machine))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, blocks, run, selected
+from conftest import Finished, run, selected
 from support.alone import Ran, run_alone, unexplained
 
 CHAIN: dict[str, Any] = {"scenario": "chain", "saves": 2, "train_steps": 2, "resume_steps": 1}
@@ -44,12 +44,9 @@ def test_own_step_counter_is_reported() -> None:
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = [
-        {"component": "unfreezing", "parallel": "ddp"},
-        {"component": "unfreezing,freezing", "parallel": ",".join(selected(request, "parallel"))},
-    ]
+    cells = ("-m", "component=unfreezing,freezing", f"parallel={','.join(selected(request, 'parallel'))}")
     words = ("scenario=chain", "model=short", "device=cpu", "world_size=2", "saves=2", "resume_steps=1")
-    return run(tmp_path_factory.mktemp("freezing") / "sweep", *blocks(cells), *words, "retry=0")
+    return run(tmp_path_factory.mktemp("freezing") / "sweep", *cells, *words, "retry=0")
 
 
 @pytest.mark.slow
@@ -58,9 +55,3 @@ def test_freezing_on_ranks(ranks: Finished, parallel: str) -> None:
     assert ranks.row(parallel=parallel, component="unfreezing")["status"] == "pass", ranks.out
     known = ranks.row(parallel=parallel, component="freezing")
     assert (known["status"], "state-of-frozen" in known["reason"]) == ("xfail", True), known["reason"]
-
-
-@pytest.mark.slow
-def test_ddp_without_unused_search_is_skipped(ranks: Finished) -> None:
-    row = ranks.row(parallel="ddp", component="unfreezing")
-    assert (row["status"], "Expected to have finished reduction" in row["reason"]) == ("skip", True)

@@ -1,14 +1,11 @@
-"""Saves that overlap, and state that is too large to copy, on real ranks."""
+"""Saves that overlap, and saves without collectives, on real ranks."""
 
 import itertools
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected
-from support.drivers import plant
+from conftest import SMALL, Finished, blocks, run, selected
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +19,6 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         *(
             {"parallel": saves, "load_parallel": loads, **apart}
             for saves, loads in selected(request, "saves", "loads")
-        ),
-        *(
-            {"parallel": parallel, "save": save, "raw": True, "keep_checkpoints": "all", "saves": 2}
-            for parallel, save in selected(request, "parallel", "save")
         ),
     ]
     folder = tmp_path_factory.mktemp("saved") / "sweep"
@@ -59,39 +52,3 @@ def test_ranks_without_collectives_find_their_files(saved: Finished, saves: str,
     lost = (saves, loads) == ("fsdp2", "ddp")
     assert row["status"] == ("xfail" if lost else "pass"), row["reason"]
     assert (row["model_equal"], row["optim_equal"]) == (not lost, not lost)
-
-
-RAW = [*itertools.product(("none", "fsdp2"), ("sync", "async"))]
-
-
-@pytest.mark.parametrize(("parallel", "save"), RAW)
-def test_raw_io_is_measured_with_each_save(saved: Finished, parallel: str, save: str) -> None:
-    (row,) = [
-        row for row in rows_with(saved, "raw=true") if (row["parallel"], row["save"]) == (parallel, save)
-    ]
-    assert row["status"] == "pass", row["reason"]
-    assert row["raw_write_s"] > 0
-    assert row["raw_read_s"] > 0
-    kept = {path.name for path in (saved.folder / row["cell"]).glob("checkpoints/*")}
-    assert kept == {"step-0001", "step-0002"}, "of the plain files nothing stays"
-    assert "raw_write_s" in saved.out
-
-
-def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:
-    large = partial(plant, "dcpbench.state.snapshot", "LARGE_BYTES", 8192)
-    done = sweep(
-        "-m", "device=cpu", "parallel=fsdp2", "model=wide", "optimizer=sgd", "saves=1", "world_size=2",
-        "fault=none,weight_lowest_bit", *ONE_STEP, prepare=large,
-    )  # fmt: skip
-    for row in done.rows:
-        if row["fault"] is None:
-            assert row["status"] == "pass", row["reason"]
-            continue
-        assert row["status"] == "fail"
-        # The checkpoint was asked what the element had been: its digests are those that were kept.
-        (worst,) = row["details"]["checks"]["model_equal"]["worst"]
-        assert (worst["name"], worst["kind"], worst["ranks"]) == ("net2.weight", "param", [0])
-        assert worst["differing"] == 1
-        assert int(worst["expected_bits"], 16) ^ int(worst["actual_bits"], 16) == 1
-        assert f"index {worst['index']}: saved {worst['expected']}" in row["reason"]
-    assert done.status == 0

@@ -16,7 +16,6 @@ from dcpbench.core.mismatch import SECOND_DERIVATIVES, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.runs.build_run import build, build_twin
 from dcpbench.runs.own_run import OwnRun
-from dcpbench.runs.put import copy_state
 from dcpbench.runs.run import GradientUse
 from dcpbench.state.layout import Extent
 from dcpbench.state.snapshot import Leaves
@@ -319,18 +318,6 @@ def test_control_of_a_loss_is_that_of_another_step_or_run(steps: int, unrestored
     losses = results_of(lockstep(steps), unrestored)["batch_loss_close"]
     names = [f"loss of step {step}" for step in range(1, steps + 1)]
     assert (losses.found, losses.detected) == ([], dict.fromkeys(names, steps > 1 or bool(unrestored)))
-
-
-def test_control_of_a_loss_can_be_before_the_twin() -> None:
-    """As of a run that is resumed for one step."""
-    given, here = config(**ONCE), world()
-    run, twin, data = build(given, here, 0), build_twin(given, here, 0), batches_of(given, here.device)
-    run.train(data, 1)
-    copy_state(run, twin)
-    compared = Lockstep(given, here, run, twin, None)
-    compared.follow(data, compared.train(data))
-    losses = results_of(compared, [])["batch_loss_close"]
-    assert (losses.found, losses.detected) == ([], {"loss of step 2": True})
 
 
 def test_redrawn_dropout_in_the_backward_pass_is_not_compared() -> None:

@@ -69,10 +69,10 @@ class DurableWriter(FileSystemWriter):
         self.rename_metadata()
         self.sync_folder(self.path)
 
-    def write_metadata(self, metadata: bytes, name: str = ".metadata.tmp") -> None:
-        with (self.path / name).open("wb") as file:
+    def write_metadata(self, metadata: bytes) -> None:
+        with (self.path / ".metadata.tmp").open("wb") as file:
             file.write(metadata)
-            self.sync_metadata(file)
+            self.sync_data(file)
 
     def rename_metadata(self) -> None:
         (self.path / ".metadata.tmp").replace(self.path / ".metadata")
@@ -85,9 +85,6 @@ class DurableWriter(FileSystemWriter):
     def sync_data(self, file: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
-
-    def sync_metadata(self, file: Any) -> None:
-        self.sync_data(file)
 
     def sync_folder(self, folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)

@@ -9,9 +9,9 @@ from torch.distributed.checkpoint import FileSystemWriter
 from dcpbench.plugins.crash.disk_states import disk_states
 from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.operations import Kind, Record
+from plugins.crash import writer_mutants
 from plugins.crash.crashes import broken, is_caught, recorded, recorded_on_ranks, states, surveyed
 from plugins.crash.durable_writer import DurableWriter, SyncedAfterwards
-from plugins.crash.writer_mutants import MUTANTS, MUTANTS_ON_RANKS, Mutant
 from support.gloo_ranks import Ask
 
 
@@ -24,9 +24,17 @@ def test_durable_writer_has_no_violations(same_folder: bool) -> None:
     assert found.distinct.total() > 20
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_each_mutant_is_detected(mutant: type[Mutant]) -> None:
-    assert is_caught(states(mutant, mutant.same_folder), mutant.same_folder, mutant.breaks)
+@pytest.mark.parametrize(
+    ("mutant", "same_folder", "breaks"),
+    [
+        (writer_mutants.RenameNotSynced, False, "crash_durable"),
+        (writer_mutants.MetadataPublishedBeforeData, True, "crash_recoverable"),
+        (writer_mutants.OldDataRemovedBeforeTheRenameIsSynced, True, "crash_recoverable"),
+        (writer_mutants.DataOverOldData, True, "crash_consistent"),
+    ],
+)
+def test_each_mutant_is_detected(mutant: type[DurableWriter], same_folder: bool, breaks: str) -> None:
+    assert is_caught(states(mutant, same_folder), same_folder, breaks)
 
 
 @pytest.mark.parametrize("same_folder", [False, True])
@@ -37,10 +45,18 @@ def test_durable_writer_has_no_violations_on_ranks(same_folder: bool, ask: Ask) 
     assert min(found.count(Loaded.old), found.count(Loaded.new)) > 0
 
 
-@pytest.mark.parametrize("mutant", MUTANTS_ON_RANKS, ids=lambda mutant: mutant.__name__)
-def test_each_mutant_on_several_ranks_is_detected(mutant: type[Mutant], ask: Ask) -> None:
-    with recorded_on_ranks(ask, mutant, mutant.same_folder) as record:
-        assert is_caught(list(disk_states(record, 0, 0)), mutant.same_folder, mutant.breaks)
+@pytest.mark.parametrize(
+    ("mutant", "same_folder", "breaks"),
+    [
+        (writer_mutants.MetadataOfOneRankOnly, False, "crash_durable"),
+        (writer_mutants.SecondRankRemovesOldData, True, "crash_recoverable"),
+    ],
+)
+def test_each_mutant_on_several_ranks_is_detected(
+    mutant: type[DurableWriter], same_folder: bool, breaks: str, ask: Ask
+) -> None:
+    with recorded_on_ranks(ask, mutant, same_folder) as record:
+        assert is_caught(list(disk_states(record, 0, 0)), same_folder, breaks)
 
 
 def without_one(record: Record, kind: Kind) -> Iterator[tuple[str, Record]]:
