@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 sys.path.insert(0, str(TESTS))
 
+from adversary.leaks import ENDED_WITH_THE_CELL, LEAKS  # noqa: E402
 from dcpbench.records.store import read_rows  # noqa: E402
-from support.leaks import ENDED_WITH_THE_CELL, LEAKS  # noqa: E402
 from support.rows import seen  # noqa: E402
 
 CELLS = (

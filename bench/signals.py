@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.interruptions import IN_DRIVER, IN_RANK, SIGNALS, problems, stopped
+from adversary.interruptions import IN_DRIVER, IN_RANK, SIGNALS, problems, stopped
 
 TIMES = (1, 2, 5)
 STOPS = "stops"

@@ -27,12 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import entered
+
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 TIERS, ENTERED = TESTS / "tiers.txt", TESTS / "entered.txt"
-sys.path.insert(0, str(TESTS))
-
-from support import entered  # noqa: E402 - it is in tests/
 
 QUICK_S = 0.4
 """CPU seconds up to which such a test is in `make check` too."""
@@ -147,9 +146,9 @@ def record(folder: Path, minutes: float, words: list[str]) -> None:
     """Run the tests that no file in the folder has a line of, each alone, and add a line for each."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **entered.prepare(folder.resolve())}
-    environment["PYTHONPATH"] += f"{os.pathsep}{TESTS}"
+    environment["PYTHONPATH"] += f"{os.pathsep}{TESTS}{os.pathsep}{Path(__file__).parent}"
     (folder / "digests.json").write_text(json.dumps(digests_of_source()))
-    asked = [sys.executable, "-m", "pytest", "-p", "support.recorded", "-q", "--maxschedchunk=1", *words]
+    asked = [sys.executable, "-m", "pytest", "-p", "recorded", "-q", "--maxschedchunk=1", *words]
     running = subprocess.Popen(asked, cwd=ROOT, env=environment, start_new_session=True)
     try:
         running.wait(minutes * 60 or None)

@@ -466,7 +466,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Browser]":
 @pytest.fixture
 def show(browser: "Browser", tmp_path: Path) -> "Callable[..., Browser]":
     """Open the report page of a sweep of these rows; what it tells the console or asks for is an error."""
-    from support.pages import write_page
+    from report.pages import write_page
 
     def opened(
         rows: list[Any], title: str = "sweep", before: Any = None, environment: Any = None, **how: Any

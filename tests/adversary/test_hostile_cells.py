@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from adversary.hostile import ESCAPES
 from conftest import SMALL, Finished, blocks, resume, run
-from support.adversary import ESCAPES
 from support.commands import program
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def test_odd_values_are_text_or_null(sweep: Finished) -> None:
     for name in (
         "value 0 (numpy.float32)",
         "value 4 (int)",
-        "mine (support.adversary.Mine)",
+        "mine (adversary.hostile.Mine)",
     ):
         assert f"rank 1: contract_held: w.{name}" in names
     assert "rank 0: load_s (torch.Tensor)" in names

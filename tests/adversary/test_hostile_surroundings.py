@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from adversary.hostile import close_descriptors, fill_output, remove_folder
 from conftest import ONE_STEP, dcpbench, plan_sweep, run
 from dcpbench.sweep.folder import SweepRecord
 from report.sweeps import cell, folder_with
-from support.adversary import close_descriptors, fill_output, remove_folder
 from support.commands import python
 from support.drivers import environment
 

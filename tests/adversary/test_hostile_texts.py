@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from adversary.hostile import ESCAPES
 from conftest import Command
 from dcpbench.config.text import visible
 from dcpbench.records.store import write_csv
 from report.sweeps import cell, folder_with
-from support.adversary import ESCAPES
 from support.rows import row
 
 FORMULAS = (

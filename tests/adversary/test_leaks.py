@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from adversary.leaks import LEAKS
 from conftest import SMALL, run
 from support import drivers
-from support.leaks import LEAKS
 from support.notes import texts
 from support.rows import seen
 

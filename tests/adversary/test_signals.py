@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from adversary.interruptions import SIGNALS, problems
 from conftest import SMALL, Finished, alive_in, wait_for, words_of
 from support.drivers import environment, plant
-from support.interruptions import SIGNALS, problems
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from conftest import ONE_STEP, Finished, run
 
 pytestmark = pytest.mark.slow
 
-TARGET = "support.started_by_torchrun"
+TARGET = "rank.started_by_torchrun"
 WORDS = ("device=cpu", "world_size=2", "parallel=ddp", "saves=1", "retry=0", *ONE_STEP)
 INSTEAD = (
     "ValueError: trying to initialize the default process group twice! Ranks have a process group before "
@@ -31,7 +31,7 @@ def test_ranks_have_the_variables_of_torchrun(sweep: Finished) -> None:
 def test_second_process_group_is_refused_with_a_fix(sweep: Finished) -> None:
     row = sweep.row(model=f"{TARGET}.begins_a_group")
     assert row["status"] == "error"
-    assert f" in build without a save: {INSTEAD} (support/started_by_torchrun.py:" in row["reason"]
+    assert f" in build without a save: {INSTEAD} (rank/started_by_torchrun.py:" in row["reason"]
 
 
 def test_group_of_a_script_is_refused_before_a_cell(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from selenium.webdriver.common.keys import Keys
 from dcpbench.config.text import size_text
 from dcpbench.core.checks import CHECKS
 from dcpbench.records.row import Row
+from report.colours import SIGHTS, distance
+from report.pages import SIZES, all_statuses, cell, four_cells, many_axes, many_scenarios, write_page
 from support.browser import Browser
-from support.colours import SIGHTS, distance
-from support.pages import SIZES, all_statuses, cell, four_cells, many_axes, many_scenarios, write_page
 
 pytestmark = pytest.mark.browser
 

@@ -15,9 +15,9 @@ from dcpbench.core.mismatch import Mismatch, Place, Problem
 from dcpbench.records.row import Row
 from dcpbench.report.show import write_reports
 from dcpbench.verdict.sentences import check_sentence
+from report.pages import all_statuses, cell, four_cells, many_axes, many_scenarios, write_page
 from report.sweeps import folder_with
 from support.browser import Browser
-from support.pages import all_statuses, cell, four_cells, many_axes, many_scenarios, write_page
 
 pytestmark = pytest.mark.browser
 

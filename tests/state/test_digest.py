@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dcpbench.state import digest as module
 from dcpbench.state.digest import Digest, add, digest, digests_as_integers
 from dcpbench.state.layout import Extent, whole
-from support.triton_in_numpy import Triton
+from state.triton_in_numpy import Triton
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.complex64,

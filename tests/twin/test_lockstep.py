@@ -240,7 +240,7 @@ def test_what_raises_in_a_comparison_changes_nothing(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("takes_steps", [False, True])
 def test_copies_have_and_change_nothing_of_the_twin(takes_steps: bool, deterministic: bool) -> None:
     """Jittered steps begin with all values, and leave none to the next step."""
-    target = WorkloadConfig("support.remembering.remembers", options={"takes_steps": takes_steps})
+    target = WorkloadConfig("twin.remembering.remembers", options={"takes_steps": takes_steps})
     compared = lockstep(3, workload=target, deterministic=deterministic)
     results = results_of(compared)
     assert {check: one.found for check, one in results.items()} == {key: [] for key in results}
@@ -300,7 +300,7 @@ def test_twin_receives_each_buffer_of_the_first_rank(ask: Ask) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_model_that_cannot_be_copied_has_no_twin_where_bounds_are_measured(deterministic: bool) -> None:
-    target = WorkloadConfig("support.remembering.not_copied")
+    target = WorkloadConfig("twin.remembering.not_copied")
     compared = lockstep(2, workload=target, deterministic=deterministic)
     results = results_of(compared)
     of_twin = {"gradient_close", "step_equal", "batch_loss_close"}

@@ -29,9 +29,9 @@ from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 from dcpbench.plugins.hosts.placement import spread
 from dcpbench.rank.messages import CellSpec, RunId, WorldSpec
 from dcpbench.records.store import read_rows
+from plugins.hosts.hosts import copy_dcpbench
 from support.alone import config
 from support.commands import python
-from support.hosts import copy_dcpbench
 from support.pretended_engine import PRETENDED
 
 TWO_RANKS = WorldSpec(2, "cpu", True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from conftest import SMALL, Finished, blocks, run, words_of
-from support.hosts import ray_in
-from support.late_files import WAITS_S, late_hosts
-from support.namespaces import namespaces, not_here
+from plugins.hosts.hosts import ray_in
+from plugins.hosts.late_files import WAITS_S, late_hosts
+from plugins.hosts.namespaces import namespaces, not_here
 from support.notes import texts
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.multinode, pytest.mark.timeout(600)]
 
 LATE_S = 1.0
 RULES = {"absent": f"* {LATE_S} 0", "empty": f"* {LATE_S} 1", "never": ".metadata 3600 0"}
-"""Folders for checkpoints, and the files that are late there; see `support/late_files.c`."""
+"""Folders for checkpoints, and the files that are late there; see `plugins/hosts/late_files.c`."""
 ON_CPU = (*SMALL, "device=cpu", "saves=1", "parallel=fsdp2", "retry=0")
 MISSING = ("file_missing", "metadata_missing", "fsync_left_out", "file_overwritten_later")
 

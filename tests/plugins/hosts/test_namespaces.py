@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from conftest import SMALL, Finished, alive_in, blocks, run, wait_for, words_of
-from support.hosts import RayDaemons, ended, ray_in
-from support.namespaces import Namespace, cut, end, namespaces, processes_in, slowly_linked, up
+from plugins.hosts.hosts import RayDaemons, ended, ray_in
+from plugins.hosts.namespaces import Namespace, cut, end, namespaces, processes_in, slowly_linked, up
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
 

@@ -12,8 +12,8 @@ import pytest
 from conftest import ONE_STEP, SMALL, Finished, alive_in, resume, run, start, wait_for, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
+from plugins.hosts.hosts import Hosts, copy_dcpbench, hosts
 from support.drivers import plant
-from support.hosts import Hosts, copy_dcpbench, hosts
 from support.s3 import CREDENTIALS, s3_server
 
 pytest.importorskip("ray", reason="make test-multinode installs it")

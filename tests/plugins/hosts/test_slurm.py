@@ -12,9 +12,9 @@ import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, wait_for
 from dcpbench.records.store import read_rows
+from plugins.hosts.namespaces import not_here
+from plugins.hosts.slurm import Slurm, slurm
 from support.drivers import environment
-from support.namespaces import not_here
-from support.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.slurm
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from support import slow_link
+from plugins.hosts import slow_link
 
 LINK = "link0"
 """The end of the link in each of them."""

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from conftest import TESTS
 from dcpbench.cell import checkpoint_files, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun
-from support.namespaces import Namespace
+from plugins.hosts.namespaces import Namespace
 
 WAITS_S = 10.0
 _OTHER_GROUP = 65534
@@ -26,7 +25,7 @@ def train_and_save(cell: Cell) -> tuple[Cell, ReferenceRun]:
 def late_hosts(hosts: Sequence[Namespace], rules: Mapping[Path, str], where: Path) -> list[Namespace]:
     """Two hosts that see late what the other one writes into a folder, as its rule says."""
     library = where / "late_files.so"
-    source = TESTS / "support" / "late_files.c"
+    source = Path(__file__).with_suffix(".c")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
     told = "\n".join(f"{folder}/ {rule}" for folder, rule in rules.items())
     late = ("env", f"LD_PRELOAD={library}", f"LATE_FILES={told}")

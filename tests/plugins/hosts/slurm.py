@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conftest import wait_for
-from support.namespaces import Namespace, namespaces
+from plugins.hosts.namespaces import Namespace, namespaces
 
 _CONF = """\
 ClusterName=dcpbench

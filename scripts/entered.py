@@ -22,7 +22,7 @@ FOLDER = "ENTERED"
 """The variable of the environment with the folder that `prepare` has written."""
 MAP = "ENTERED_MAP"
 """That with the file which processes map, if it is another than `<folder>/map`."""
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[1] / "src"
 _LOADS = f"""from importlib.util import module_from_spec, spec_from_file_location
 
 spec = spec_from_file_location("entered", {__file__!r})
@@ -105,7 +105,9 @@ class _Loader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         code = Path(os.environ[FOLDER], "code", Path(self.path).relative_to(SRC))
-        return marshal.loads(code.read_bytes()) if code.exists() else super().get_code(fullname)
+        if not code.exists():
+            return super().get_code(fullname)
+        return marshal.loads(code.read_bytes())  # noqa: S302 - written by `prepare`
 
 
 class _Finder:

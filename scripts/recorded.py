@@ -16,11 +16,12 @@ from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
+import entered
 import psutil
 import pytest
 from _pytest.runner import runtestprotocol
 
-from support import drivers, entered
+from support import drivers
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 _RECORD = Path(os.environ[entered.FOLDER], f"{_WORKER}.jsonl")

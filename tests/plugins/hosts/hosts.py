@@ -17,8 +17,8 @@ import psutil
 import dcpbench
 from conftest import Finished, wait_for
 from dcpbench.config.schema import conf_folder
+from plugins.hosts.namespaces import Namespace, end
 from support.drivers import environment
-from support.namespaces import Namespace, end
 
 _SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 _PORT = 6391
