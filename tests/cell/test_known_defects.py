@@ -1,6 +1,7 @@
 """Mismatches and exceptions get the name of a defect only if they are exactly what it predicts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,9 @@ def test_a_mismatch_has_the_value_that_its_defect_predicts(cell: Cell, declared:
     declared["middle"] = predicting({MODEL: restored(c=3)}, moment="stored")
     declared["no"] = Defect(("restored",), lambda config: False, no_state)
     declared["last"] = predicting({OPTIMIZER: restored(f=2)}, {MODEL: restored(d=0, x=1)})
-    found = causes(known_defects.attribute_in_checkpoint(cell, "restored", SAVED, BOTH))
+    found = causes(known_defects.attribute_in_checkpoint(cell, "restored", SAVED, BOTH, True))
     assert found == {"a": "first", "b": None, "c": None, "e": "first", "f": "last"}
-    found = causes(known_defects.attribute_in_checkpoint(cell, "stored", SAVED, BOTH))
+    found = causes(known_defects.attribute_in_checkpoint(cell, "stored", SAVED, BOTH, True))
     assert found == {"a": None, "b": None, "c": "middle", "e": None, "f": None}
 
 
@@ -95,30 +96,28 @@ def test_a_defect_gets_what_was_compared(cell: Cell, declared: dict[str, Defect]
     given: list[LoadReference] = []
     declared["mine"] = Defect(("restored",), lambda config: True, lambda *about: given.append(about[2]) or ())
     cell.unrestored["id"] = before = {MODEL: restored(a=5)}
-    known_defects.attribute_in_checkpoint(cell, "restored", SAVED, BOTH)
+    known_defects.attribute_in_checkpoint(cell, "restored", SAVED, BOTH, True)
     (about,) = given
     assert (about.checkpoint, about.before) == (SAVED, before)
     assert about.names == {MODEL: {("a",), ("b",), ("c",)}, OPTIMIZER: {("e",), ("f",)}}
-    assert about.actual[OPTIMIZER] == restored(e=1, f=2)
+    assert about.actual == {MODEL: restored(a=1, b=2, c=3, d=0), OPTIMIZER: restored(e=1, f=2)}
 
 
 def test_ranks_agree_only_where_a_defect_can_occur(
     cell: Cell, declared: dict[str, Defect], collectives: list[bool]
 ) -> None:
-    equal = {part: Comparison({}, {}, Compared((), {}, {})) for part in BOTH}
-    one_differs = {MODEL: equal[MODEL], OPTIMIZER: BOTH[OPTIMIZER]}
+    nothing = Comparison({}, {}, Compared((), {}, {}))
     declared["other"] = Defect(("stored",), lambda config: True, no_state)
-    known_defects.attribute(cell, "restored", BOTH, None)
+    known_defects.record_restored(cell, SAVED, BOTH, SAVED.place)
     assert collectives == []
     declared["mine"] = Defect(("restored",), lambda config: True, no_state)
-    known_defects.attribute(cell, "restored", equal, None)
-    known_defects.attribute(cell, "restored", BOTH, None, anywhere=False)
+    known_defects.record_restored(cell, SAVED, dict.fromkeys(BOTH, nothing), SAVED.place)
     assert collectives == [False]
     declared["mine"] = predicting({OPTIMIZER: restored(e=1)})
-    assert causes(known_defects.attribute(cell, "restored", one_differs, None))["e"] == "mine"
+    later = replace(SAVED, step=3)
+    known_defects.record_restored(cell, later, {**BOTH, MODEL: nothing}, later.place)
     assert collectives == [False, True]
-    assert causes(known_defects.attribute(cell, "restored", one_differs, None, anywhere=True))["e"] == "mine"
-    assert collectives == [False, True]
+    assert known_defects.names_by_defect(cell, OPTIMIZER, later) == {"e": "mine"}
 
 
 def test_a_copy_is_made_if_any_defect_of_the_cell_needs_it(cell: Cell, declared: dict[str, Defect]) -> None:
@@ -129,8 +128,10 @@ def test_a_copy_is_made_if_any_defect_of_the_cell_needs_it(cell: Cell, declared:
     assert not known_defects.needs_copy(cell)
     declared["c"] = needs(True, True)
     assert known_defects.needs_copy(cell)
-    declared["d"] = declared.pop("a")
+    declared["d"] = declared.pop("b")
     assert known_defects.needs_copy(cell)
+    del declared["a"]
+    assert known_defects.needs_copy(cell), "the first of two"
 
 
 def test_a_load_that_is_right_needs_no_repair(
