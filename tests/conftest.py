@@ -359,10 +359,10 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> Iterator[Callable[..., str]]:
-    """Return the line with which a command refuses its words, in this process; it makes no folder."""
-    from dcpbench.cli import commands, run
+    """Return the line with which a sweep refuses its words, in this process; it makes no folder."""
+    from dcpbench.cli import run
 
     for name in ("own_agent", "end_own_agent"):
         monkeypatch.setattr(run, name, lambda *_: None)
@@ -371,11 +371,10 @@ def refused(
 
     def line(*words: str, folder: Path = tmp_path / "sweep") -> str:
         there = folder.exists()
-        assert commands.main([*words] if words[0] == "resume" else words_of(folder, *words)) == 2
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1), err
+        typed = words if words[0] == "resume" else words_of(folder, *words)
+        printed = command(*typed, status=2)
         assert folder.exists() is there
-        return err
+        return printed.refusal()
 
     yield line
     for number, handler in before.items():

@@ -9,10 +9,24 @@ import pytest
 from conftest import TESTS, Command
 from dcpbench.cli import run
 from dcpbench.cli.words import parse_words
-from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ParallelConfig
 from dcpbench.sweep.folder import SweepRecord
 from report.sweeps import cell, folder_of_lines, folder_with
+
+
+def test_words_with_meaning_are_accepted() -> None:
+    parse_words(
+        ['storage.root="a, b"', "parallel=choice(ddp,fsdp)", "model.options={a:[1,2]}", "seed=1,2", "~fault"]
+    )
+    parse_words(["parallel=ddp", "parallel@load=ddp", "parallel@other=ddp"])
+    parse_words(["workload.target=mine.build", "load_python=/venv/bin/python3.12", "parallel=glob(fsdp*)"])
+
+
+def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "gpt2.small.yaml").write_text("target: x.y\n")
+    parse_words(["model=gpt2.small", "model@other=mine"], config_dir=tmp_path)
+    parse_words(["model=mine"], config_dir=TESTS / "conf")
 
 
 @pytest.mark.parametrize(
@@ -45,52 +59,20 @@ from report.sweeps import cell, folder_of_lines, folder_with
         ("plan_as=json", "plan_as=json: not a key; write dcpbench plan --format"),
         ("tiny.build", "tiny.build: not a command and not key=value; your model: workload.target=tiny.build"),
         ("tiny.py", "your model: workload.target=tiny.build"),
-    ],
-)
-def test_malformed_words_are_refused(words: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse_words(words.split())
-    assert message in str(refused.value)
-    assert "hydra.cc" not in str(refused.value)
-
-
-def test_words_with_meaning_are_accepted() -> None:
-    parse_words(
-        ['storage.root="a, b"', "parallel=choice(ddp,fsdp)", "model.options={a:[1,2]}", "seed=1,2", "~fault"]
-    )
-    parse_words(["workload.target=mine.build", "load_python=/venv/bin/python3.12", "parallel=glob(fsdp*)"])
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "fix"),
-    [
-        ("parallel=ddp", "parallel=fsdp2", "; leave one out, or write parallel=ddp,fsdp2 for both"),
-        ("seed=1,2", "seed=3", "; leave one out, or write seed=1,2,3 for both"),
-        ("train_steps=1", "++train_steps=1", "; leave one out"),
-        ("hydra.sweep.dir=a", "hydra.sweep.dir=b", "; leave one out"),
-        ("parallel@load=ddp", "parallel@load=ddp", "; leave one out"),
-        ("retry=1", "retry=0", "; leave one out"),
-        ("~fault", "~fault", "; leave one out"),
-    ],
-)
-def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse_words([first, "saves=1", second])
-    key = second.lstrip("+~").partition("=")[0]
-    assert str(refused.value) == f"{second}: {key} is given twice (first {first}){fix}"
-    parse_words([first, "parallel@other=ddp"])
-
-
-def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "gpt2.small.yaml").write_text("target: x.y\n")
-    parse_words(["model=gpt2.small", "model@other=mine"], config_dir=tmp_path)
-    parse_words(["model=mine"], config_dir=TESTS / "conf")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+        (
+            "parallel=ddp saves=1 parallel=fsdp2",
+            "parallel=fsdp2: parallel is given twice (first parallel=ddp); leave one out, or write "
+            "parallel=ddp,fsdp2 for both\n",
+        ),
+        ("seed=1,2 saves=1 seed=3", "seed=3: seed is given twice (first seed=1,2); leave one out, or write"),
+        (
+            "train_steps=1 ++train_steps=1",
+            "++train_steps=1: train_steps is given twice (first train_steps=1)",
+        ),
+        ("hydra.sweep.dir=a hydra.sweep.dir=b", "hydra.sweep.dir is given twice (first hydra.sweep.dir=a)"),
+        ("parallel@x=ddp parallel@x=ddp", "parallel@x is given twice (first parallel@x=ddp)"),
+        ("retry=1 retry=0", "retry=0: retry is given twice (first retry=1); leave one out\n"),
+        ("~fault ~fault", "~fault: fault is given twice (first ~fault); leave one out\n"),
         ("compre a b", "compre: not a command and not key=value; did you mean dcpbench compare?"),
         ("fsdp", "fsdp: not a command and not key=value; did you mean parallel=fsdp?"),
         ("FSDP2", "did you mean parallel=fsdp2?"),
@@ -141,7 +123,7 @@ def test_wrong_words_get_one_line_with_a_hint(
     line = command(*words.split(), status=2).refusal()
     assert re.match(r"dcpbench( \w+)?: ", line)
     assert message in line
-    assert "trust=" not in line
+    assert not re.search("trust=|hydra.cc", line)
 
 
 @pytest.fixture

@@ -91,6 +91,11 @@ def recorded(folder: Path, writers: Iterable[Writer]) -> RecordedRun:
     return RecordedRun.read(folder, folder / "log")
 
 
+def run_of(writer: Writer) -> RecordedRun:
+    """The run of one process, without files."""
+    return RecordedRun([{**event, "process": "0"} for event in writer.events], Path("log"))
+
+
 def stopped_at(frozen: RecordedRun, step: int, path: str = "", change: str = "") -> Stopped:
     """Return a run as it was before a step, or right before the change of a file, with a path that is cut."""
     cut = {"cut": "half", "path": path} if path else {}

@@ -12,8 +12,7 @@ import pytest
 
 from conftest import dcpbench
 from dcpbench.plugins.script import run, script
-from dcpbench.plugins.script.record import RecordedRun
-from plugins.script.runs import Writer
+from plugins.script.runs import Writer, run_of
 
 LOOP = """
 import os, signal, sys, torch
@@ -168,5 +167,5 @@ def test_synced_before_it_was_published(changes: str, synced: bool) -> None:
         path, _, to = names.partition(">")
         writer.event(kind, path=path, to=to or None)
     writer.event("stop", path="b/x" if "/" in changes else "b")
-    events = [{**event, "process": "0"} for event in writer.events]
-    assert RecordedRun(events, Path("log")).synced(events[-1]) is synced
+    stopped = run_of(writer)
+    assert stopped.synced(stopped.events[-1]) is synced

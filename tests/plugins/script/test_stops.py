@@ -1,12 +1,10 @@
 """Which stops are chosen for a reference."""
 
-from pathlib import Path
-
 import pytest
 
 from dcpbench.plugins.script.record import RecordedRun
 from dcpbench.plugins.script.stops import chosen
-from plugins.script.runs import Writer
+from plugins.script.runs import Writer, run_of
 
 
 def reference(saves: tuple[int, ...], last: int, renames_folder: bool) -> RecordedRun:
@@ -19,8 +17,7 @@ def reference(saves: tuple[int, ...], last: int, renames_folder: bool) -> Record
             writer.save(f"{folder}/state.pt")
             if renames_folder:
                 writer.event("rename", path=folder, to=f"step_{step}")
-    events = [{**event, "process": "0"} for event in writer.events]
-    return RecordedRun(events, Path("log"))
+    return run_of(writer)
 
 
 def test_a_folder_that_is_renamed_is_a_change_of_its_save() -> None:
@@ -51,8 +48,7 @@ def test_a_time_or_a_hash_is_no_part_of_a_stop(path: str, change: str) -> None:
         writer.step(step)
         if step % 4 == 0:
             writer.save(path.format(step))
-    run = RecordedRun([{**event, "process": "0"} for event in writer.events], Path("log"))
-    assert chosen(run)[-1] == f"write@{change}"
+    assert chosen(run_of(writer))[-1] == f"write@{change}"
 
 
 @pytest.mark.parametrize(
@@ -75,8 +71,7 @@ def test_a_temporary_file_is_opened_at_a_stop(temporary: str, path: str, change:
             before, after = temporary.format(step, step), path.format(step)
             writer.save(before)
             writer.event("rename", path=before, to=after)
-    run = RecordedRun([{**event, "process": "0"} for event in writer.events], Path("log"))
-    stops = [stop.removeprefix("write@") for stop in chosen(run) if stop.startswith("write@")]
+    stops = [stop.removeprefix("write@") for stop in chosen(run_of(writer)) if stop.startswith("write@")]
     assert stops[:-1] == ([change] if change else [])
 
 
@@ -95,5 +90,4 @@ def test_a_copy_is_a_stop_in_addition_to_the_save() -> None:
             writer.save(f"step-{step}.pt")
             writer.event("copy", path=f"step-{step}.pt", to="last.pt")
             writer.event("open", path="last.pt")
-    run = RecordedRun([{**event, "process": "0"} for event in writer.events], Path("log"))
-    assert chosen(run)[2:] == ["write@step-8.pt:1", "write@last.pt:2"]
+    assert chosen(run_of(writer))[2:] == ["write@step-8.pt:1", "write@last.pt:2"]
