@@ -191,6 +191,38 @@ def test_what_is_drawn_anew_in_each_resume_is_not_restored(
     assert "neither restored nor seeded" in found.cause
 
 
+@pytest.mark.parametrize(
+    ("second", "wrong", "text"),
+    [
+        ([900 + step for step in range(1, 13)], 0, "step 9 in 1 of its 2 tensors"),  # a hidden state is lost
+        ([900 + step for step in range(1, 13)], 1, "step 9 in 1 of its 2 tensors"),  # a mask is
+        ([7] * 12, 0, "no step of the reference"),  # beside a mask that no step changes
+        (
+            [900 + step // 2 for step in range(1, 13)],
+            0,
+            "no step of the reference",
+        ),  # beside one that step 8 has, too
+    ],
+)
+def test_an_input_beside_the_right_data_is_no_lost_position(
+    tmp_path: Path, second: list[int], wrong: int, text: str
+) -> None:
+    whole, resumed = Writer().train(1, 12), resuming("step-8.pt", 8)
+    for writer in (whole, resumed):
+        for event in writer.events:
+            if event["e"] == "step":
+                step = event["parts"]["loss"]["0"] - 900
+                event["parts"]["batch"] = {
+                    "call 0.0.0": step,
+                    "call 0.0.1": second[step - 1],
+                    "call 1.0.0": -step,
+                }
+    resumed.events[2]["parts"]["batch"] |= {f"call 0.0.{wrong}": 77, "call 1.0.0": 78}
+    found = judged(tmp_path, whole, resumed)
+    assert found.reason.startswith(f"step 9, rank 0: the batch is that of {text}")
+    assert ("not what the model gets with it" in found.cause) is ("tensors" in text)
+
+
 def test_failure_of_the_recorder_is_no_fault_of_the_script(tmp_path: Path) -> None:
     resumed = Writer()
     resumed.event("broken", error="KeyError('x')")

@@ -315,6 +315,7 @@ def _explained(
     pair: list[Any] = [of.get(names[0]) if names else None for of in (actual, expected)]
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
     total = len({**expected, **actual})
+    part = _right_inputs(compared, difference)
     first = difference.step == compared.loaded + 1
     drawn = compared.drawn_in(difference.step) if kind == "loss" else compared.generators
     generators = [name for name in drawn if name not in compared.restored_generators]
@@ -348,7 +349,8 @@ def _explained(
             "ranks": listed(ranks),
             "some_ranks": len(ranks) < len(compared.steps),
             "same": f"step {same[0]}" if same else "",
-            "batch": f"step {same[0]}" if same else "no step of the reference",
+            "part": bool(part),
+            "batch": part or (f"step {same[0]}" if same else "no step of the reference"),
             "start": 1 in same,  # the values of a run that has just begun
             "past": any(step < difference.step for step in same),
             "twice": first and same[:1] == [difference.step - 1],
@@ -395,7 +397,7 @@ def _explained(
             if other != kind and other not in ("loss", "gradients", "saved", "steps")]  # fmt: skip
     also += [f"generator of {name}" for name in generators] if first and kind in LOADED else []
     beside = f"; also: {', '.join(also)}" if also else ""
-    lost = compared.lost_samples() if kind == "batch" and first else ""
+    lost = compared.lost_samples() if kind == "batch" and first and not part else ""
     text = when + where + KINDS[kind]["text"].format(**facts) + lost + beside
     return text, likely_cause(KINDS[kind]["likely"], facts)
 
@@ -416,3 +418,18 @@ def _steps_with(compared: ResumeComparison, difference: Difference, values: Name
         entered = {*values.values()}
         fitting = {number(step) for step in steps if entered & {*step["parts"]["batch"].values()}}
     return sorted(fitting - {difference.step}, key=lambda step: (step != 1, abs(step - difference.step)))
+
+
+def _right_inputs(compared: ResumeComparison, difference: Difference) -> str:
+    """Return how many inputs of the first call that differs are those of its step, if one is that no other
+    step has; else empty."""
+    if difference.kind != "batch":
+        return ""
+    expected, steps = difference.expected, compared.steps[difference.rank]
+    call = min((name.partition(".")[0] for name in difference.names), key=lambda text: (len(text), text))
+    inputs = {name: value for name, value in expected.items() if name.partition(".")[0] == call}
+    right = {value for name, value in inputs.items() if difference.actual.get(name) == value}
+    elsewhere = (step["parts"]["batch"].values() for step in steps if number(step) != difference.step)
+    if not right.difference(*elsewhere):
+        return ""
+    return f"step {difference.step} in {len(right)} of its {len(inputs)} tensors"
