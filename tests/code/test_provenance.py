@@ -132,33 +132,38 @@ def test_checkout_is_that_of_the_real_file(
     assert provenance.commit_of("my_gpt.build") == commit
 
 
-@pytest.mark.parametrize("listed", ["RECORD", "top_level.txt"])
+LISTS = {
+    "RECORD": "their_models/gpt.py,sha256=x,3\ntheir_module.py,,\n",
+    "top_level.txt": "their_models\ntheir_module\n",
+}
+
+
+def install(site: Path, listed: str, text: str) -> None:
+    """Write a package and a module with this text, as pip leaves them, listed in this file; and another."""
+    content = {
+        "their_models/gpt.py": text,
+        "their_module.py": text,
+        "their_models-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: Their-Models\nVersion: 1.2\n",
+        f"their_models-1.2.dist-info/{listed}": LISTS[listed],
+        "other-3.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 3.0\n",
+        "other-3.0.dist-info/top_level.txt": "other\n",
+    }
+    for name, written in content.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(written)
+
+
+@pytest.mark.parametrize("listed", LISTS)
 def test_installed_targets_have_their_version(
     listed: str, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an environment inside the user's checkout."""
-    site = mine / ".venv/site-packages"
-    content = {
-        "their_models/gpt.py": "raise RuntimeError('not imported')\n",
-        "their_module.py": "",
-        "their_models-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: Their-Models\nVersion: 1.2\n",
-        "other-3.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 3.0\n",
-        "other-3.0.dist-info/top_level.txt": "other\n",
-    }
-    names = {
-        "RECORD": "their_models/gpt.py,sha256=x,3\ntheir_module.py,,\n",
-        "top_level.txt": "their_models\ntheir_module\n",
-    }
-    content[f"their_models-1.2.dist-info/{listed}"] = names[listed]
-    for name, text in content.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text)
+    install(site := mine / ".venv/site-packages", listed, "raise RuntimeError('not imported')\n")
     (site / "unlisted.py").write_text("")
     monkeypatch.syspath_prepend(site)
     commit = git(mine, "rev-parse", "HEAD")
-    found = [
-        provenance.commit_of(f"{name}.build") for name in ("their_models.gpt", "their_module", "unlisted")
-    ]
+    targets = ("their_models.gpt.build", "their_module.build", "unlisted.build")
+    found = [*map(provenance.commit_of, targets)]
     assert found == ["Their-Models 1.2", "Their-Models 1.2", f"{commit}-dirty"]
     committed(mine)
     assert provenance.commit_of("their_models.gpt.build") == "Their-Models 1.2", "also where it is tracked"
@@ -168,29 +173,18 @@ def test_packages_beside_a_users_modules_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `pip install --target` leaves them; the metadata of a linked checkout are elsewhere."""
-    content = {
-        "their_models/gpt.py": "SEEN = 3\nclass Block:\n    seen = 3\n",
-        "their_module.py": "SEEN = 3\n",
-        "mine/gpt.py": "SEEN = 3\n",
-        "their_models-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: Their-Models\nVersion: 1.2\n",
-        "their_models-1.2.dist-info/RECORD": "their_models/gpt.py,sha256=x,3\ntheir_module.py,,\n",
-        "mine.egg-info/SOURCES.txt": "mine/gpt.py\n",
-    }
-    for name, text in content.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    install(tmp_path, "RECORD", "SEEN = 3\n")
+    for name, text in (("mine/gpt.py", "SEEN = 3\n"), ("mine.egg-info/SOURCES.txt", "mine/gpt.py\n")):
+        (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    names = ["their_models/gpt.py", "their_module.py", "mine/gpt.py"]
-    files = [str(tmp_path / name) for name in names]
+    modules = ["their_models.gpt", "their_module", "mine.gpt"]
+    files = [str(tmp_path / f"{module.replace('.', '/')}.py") for module in modules]
     assert [*map(provenance.owner_of, files)] == ["user"] * 3
     monkeypatch.syspath_prepend(tmp_path)
     assert [*map(provenance.owner_of, files)] == ["installed", "installed", "user"]
-    modules = [name.removesuffix(".py").replace("/", ".") for name in names]
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    assert [is_user_module(importlib.import_module(module).__name__) for module in modules] == [
-        False,
-        False,
-        True,
-    ]
+    seen = [is_user_module(importlib.import_module(module).__name__) for module in modules]
+    assert seen == [False, False, True]
 
 
 @pytest.mark.parametrize(
