@@ -112,7 +112,7 @@ mutants: $(VENV)/.ready
 # Random sequences of saves and loads on ranks, and random plans of hundreds of ranks: about ten minutes.
 fuzz: $(VENV)/.ready
 	$(BIN)/python bench/fuzz.py $(or $(EXAMPLES),400)
-	FUZZ_EXAMPLES=$(or $(EXAMPLES),400) $(BIN)/python -m pytest --timeout=3600 tests/checkpointers/test_planner.py
+	$(BIN)/python bench/fuzz_plans.py $(or $(EXAMPLES),400)
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py

@@ -26,7 +26,7 @@ PLACES = {
 }
 """What is named, by where a workload counts."""
 STEPS = ["saves=1", "train_steps=6", "resume_steps=2"]
-HERE = ["parallel=ddp", "world_size=2", "device=cpu", "retry=0"]
+HERE = ["parallel=none", "world_size=1", "device=cpu", "retry=0"]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,11 @@
-"""DCP's planning for hundreds of ranks, without any: what they would write tiles each tensor once, and what
-other ranks would read of it, under another layout, is their part of the full tensor."""
+"""DCP's planning for hundreds of ranks, without any: `make fuzz`.
+
+Their writes tile each tensor once, and the reads of other ranks, under another layout, give their part of the
+full tensor. The argument is the number of plans to draw.
+"""
 
 import math
-import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,8 +20,6 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from dcpbench.formats.audit import audit
 from dcpbench.formats.dcp_metadata import manifest_of
-
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
 Layout = list[tuple[int, int | None]]
 """The size of each dimension of a mesh, and the dimension of a tensor that it divides, or None."""
@@ -68,11 +69,8 @@ def part(whole: torch.Tensor, offsets: torch.Size, sizes: torch.Size) -> torch.T
     return whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
 
 
-@settings(max_examples=EXAMPLES or 40, deadline=None, derandomize=not EXAMPLES, database=None)
 @given(drawn=tensors_in_two_layouts(), to_lowest=st.booleans())
-def test_plans_of_hundreds_of_ranks_are_readable(
-    drawn: tuple[list[int], Layout, Layout], to_lowest: bool
-) -> None:
+def plans_are_readable(drawn: tuple[list[int], Layout, Layout], to_lowest: bool) -> None:
     shape, saved, loaded = drawn
     whole = torch.arange(math.prod(shape)).reshape(shape)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=to_lowest)
@@ -95,3 +93,7 @@ def test_plans_of_hundreds_of_ranks_are_readable(
                 part(source, item.storage_offsets, item.lengths)
             )
         assert torch.equal(mine, part(whole, box.offsets, box.sizes))
+
+
+if __name__ == "__main__":
+    settings(max_examples=int(sys.argv[1]), deadline=None, database=None)(plans_are_readable)()
