@@ -1,4 +1,4 @@
-"""Words of a run that Hydra would misread, or report in its own terms."""
+"""Wrong words of a run, which Hydra would misread or report in its own terms, and those about sweeps."""
 
 import re
 import shlex
@@ -151,7 +151,7 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("compare s s --metric status", "status is not a metric; choose one of save_s"),
         ("history empty", "no sweep here or in the folders below it"),
         ("report empty", "no sweep here or in the folders below it"),
-        (f"report {'long' * 2000}", "cannot be read: File name too long"),
+        (f"report {'x' * 300}", "cannot be read: File name too long"),
         ("report s/results.jsonl", "a file, not the folder of a sweep: try s"),
         ("report unreadable", "Is a directory"),
         ("show 'without rows'", "without rows: no rows yet"),
