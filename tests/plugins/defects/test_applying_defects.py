@@ -8,17 +8,11 @@ import pytest
 import torch
 import yaml
 
-from dcpbench.cell import known_defects
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.known_defects import defects_at
-from dcpbench.compare.leaves import Comparison
 from dcpbench.compare.whole_tensors import real_elements
 from dcpbench.config.schema import conf_folder
-from dcpbench.core.defects import Defect, Moment
-from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import StatePart
+from dcpbench.core.defects import Moment
 from dcpbench.plan import known_failures
 from dcpbench.plugins.defects import trained_alone
 from dcpbench.runs.build_run import build_twin
@@ -160,26 +154,3 @@ def test_isolated_replicas_have_their_own_gradients(tmp_path: Path) -> None:
     expected = by(trained_alone.defect, cell)
     assert explains(expected, name, gradient / 2, both) == (True, True, False)
     assert not explains(expected, name, (gradient + 1) / 2, both)[0]
-
-
-def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def expected(cell: Cell, moment: str, reference: Any) -> list[dict[str, Any]]:
-        asked.append(moment)
-        return [{StatePart.model: {"w": 1.0, "v": 1.0, "absent": 3.0}}, {StatePart.optimizer: {"v": 2.0}}]
-
-    defect = Defect(("restored",), lambda config: True, expected)
-    monkeypatch.setattr(known_defects, "_defects", lambda: {"mine": defect})
-    cell = bare_cell(tmp_path)
-    wrong = [Mismatch(name, Problem.differs) for name in ("w", "v")]
-
-    def compared(found: list[Mismatch]) -> list[str | None]:
-        leaves = {"w": 3.0, "v": 3.0}, {"w": 1.0, "v": 2.0}
-        comparison = Comparison(*leaves, Compared(found, {}, {}))
-        checkpoint = Checkpoint(1, "", {})
-        known_defects.record_restored(cell, checkpoint, {StatePart.model: comparison}, checkpoint.place)
-        return [finding.by for finding in cell.report.checks["model_equal"].distinct.values()]
-
-    assert (compared([]), asked) == ([], [])
-    assert (compared(wrong), asked) == (["mine", None], ["restored"])
