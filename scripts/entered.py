@@ -31,7 +31,7 @@ spec.loader.exec_module(entered)
 entered.install()
 """
 _LEAVE = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
-"""Statements after which a block may not go on."""
+"""Statements after which a block can end."""
 _COMPILED = "forward"
 """What torch.compile may read in a class that has it, where it would not read the line."""
 
@@ -101,7 +101,7 @@ def _noting(source: str, place: str, blocks: list[Block]) -> ast.Module:
 
 
 class _Loader(SourceFileLoader):
-    """Loads the code that notes what is entered; all else is that of the file."""
+    """Loads the code that notes the entered blocks."""
 
     def get_code(self, fullname: str) -> CodeType | None:
         code = Path(os.environ[FOLDER], "code", Path(self.path).relative_to(SRC))

@@ -120,7 +120,7 @@ def _cpu_seconds() -> float:
 
 
 def _values(config: pytest.Config, since: float) -> list[str]:
-    """The values of the cells whose rows were written since then, whatever a test made of those files."""
+    """The values of the cells whose rows were written since then."""
     found = set[str]()
     for folder, _, names in os.walk(config._tmp_path_factory.getbasetemp()):  # type: ignore[attr-defined]
         file = Path(folder, "results.jsonl")
