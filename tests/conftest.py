@@ -63,6 +63,9 @@ load_plugins()
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Hypothesis would import the plug-ins of other packages, such as trio.
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
+
 # The compiler need not try the processor's vector instructions: ten CPU seconds in a new cache.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 

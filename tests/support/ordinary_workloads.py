@@ -305,24 +305,29 @@ def other_order() -> Workload:
 
 
 class RaisesOnceLoaded(nn.Module):
-    def __init__(self) -> None:
+    """Raises in the first pass after a load, or in the load of the state after two steps."""
+
+    def __init__(self, error: Exception, in_load: bool = False) -> None:
         super().__init__()
-        self.net, self.is_loaded = net(), False
+        self.net, self.error, self.in_load, self.passes, self.is_loaded = net(), error, in_load, 0, False
 
-    def get_extra_state(self) -> torch.Tensor:
-        return torch.zeros(1)
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": self.passes}
 
-    def set_extra_state(self, _: torch.Tensor) -> None:
-        self.is_loaded = True
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.passes, self.is_loaded = state["passes"], state["passes"] == 2
+        if self.is_loaded and self.in_load:
+            raise self.error
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
         if self.is_loaded:
-            raise ValueError("it was loaded")
+            raise self.error
         return self.net(x)
 
 
 def raises_once_loaded() -> Workload:
-    return Workload(RaisesOnceLoaded(), inputs, reversed_loss)
+    return Workload(RaisesOnceLoaded(ValueError("it was loaded")), inputs, reversed_loss)
 
 
 def lazy_module() -> Workload:

@@ -12,7 +12,14 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from dcpbench.workloads.workload import Workload
 from support.ordinary_state import Normed
-from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss, wrongly_loaded
+from support.ordinary_workloads import (
+    WIDTH,
+    RaisesOnceLoaded,
+    inputs,
+    net,
+    reversed_loss,
+    wrongly_loaded,
+)
 
 
 class Weights:
@@ -120,34 +127,14 @@ def empty_group_and_wrong_rate() -> Workload:
     return replace(made, optimizer=optimizer)
 
 
-class RaisesLikeTorch(nn.Module):
-    """Raises once it is loaded, or in the load itself, as torch does for an empty group."""
-
-    def __init__(self, in_load: bool) -> None:
-        super().__init__()
-        self.net, self.in_load, self.passes, self.is_loaded = net(), in_load, 0, False
-
-    def get_extra_state(self) -> dict[str, int]:
-        return {"passes": self.passes}
-
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        self.passes, self.is_loaded = state["passes"], state["passes"] == 2
-        if self.is_loaded and self.in_load:
-            raise IndexError("list index out of range")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.passes += self.training
-        if self.is_loaded:
-            raise KeyError("betas")
-        return self.net(x)
-
-
 def key_error_once_loaded() -> Workload:
-    return Workload(RaisesLikeTorch(in_load=False), inputs, reversed_loss)
+    """Raises as torch does for an empty group, and `index_error_in_the_load` too."""
+    return Workload(RaisesOnceLoaded(KeyError("betas")), inputs, reversed_loss)
 
 
 def index_error_in_the_load() -> Workload:
-    return Workload(RaisesLikeTorch(in_load=True), inputs, reversed_loss)
+    raised = RaisesOnceLoaded(IndexError("list index out of range"), in_load=True)
+    return Workload(raised, inputs, reversed_loss)
 
 
 class TwoRates(torch.optim.Optimizer):

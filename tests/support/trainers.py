@@ -102,14 +102,20 @@ class Plain:
         self.set_state(torch.load(self.file(path), weights_only=False))
 
 
+def restores(of: type[Plain], changed: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> type[Any]:
+    """Return a kind of trainer whose load restores other values than the saved ones: those that a function of
+    the trainer and the saved values returns."""
+
+    class Restores(of):
+        def restore(self, own: dict[str, Any]) -> None:
+            super().restore({**own, **changed(self, own)})
+
+    return Restores
+
+
 def forgets(*names: str, of: type[Plain]) -> type[Any]:
     """Return a kind of trainer whose load leaves these values as they are in a new one."""
-
-    class Forgets(of):
-        def restore(self, own: dict[str, Any]) -> None:
-            super().restore({**own, **{name: value for name, value in self.own().items() if name in names}})
-
-    return Forgets
+    return restores(of, lambda new, _: {name: value for name, value in new.own().items() if name in names})
 
 
 # Optimizers, models and data of other kinds.
@@ -679,10 +685,9 @@ class MeasuresItsBest(Trainer):
         self.progress.best = 1.0 + self.progress.step
 
 
-class OneStepOff(Trainer):
-    def restore(self, own: dict[str, Any]) -> None:
-        progress = own["progress"]
-        super().restore({**own, "progress": {**progress, "step": progress["step"] - 1}})
+OneStepOff = restores(
+    Trainer, lambda _, own: {"progress": {**own["progress"], "step": own["progress"]["step"] - 1}}
+)
 
 
 class LosesADictionary(Trainer):
@@ -856,19 +861,9 @@ class SaysWhatIsNone(ForgetsAPair):
     not_saved = ("pairs",)
 
 
-class ForgetsAWord(Collects):
-    def restore(self, own: dict[str, Any]) -> None:
-        super().restore({**own, "words": own["words"][1:]})
-
-
-class ForgetsItsDefault(Collects):
-    def restore(self, own: dict[str, Any]) -> None:
-        super().restore({**own, "last": 1.0})
-
-
-class ForgetsAReader(Collects):
-    def restore(self, own: dict[str, Any]) -> None:
-        super().restore({**own, "places": [*own["places"][:2], 0]})
+ForgetsAWord = restores(Collects, lambda _, own: {"words": own["words"][1:]})
+ForgetsItsDefault = restores(Collects, lambda _, own: {"last": 1.0})
+ForgetsAReader = restores(Collects, lambda _, own: {"places": [*own["places"][:2], 0]})
 
 
 class SavesTooEarly(Collects):

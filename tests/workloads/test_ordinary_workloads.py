@@ -196,7 +196,7 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "empty_group_and_wrong_rate": {
         "": ("fail", "in addition to known failure empty-param-group: optim_equal: param_groups.1.lr")
     },
-    "key_error_once_loaded": {"": ("error", "after the load of step 2: KeyError: 'betas' (support/torch_")},
+    "key_error_once_loaded": {"": ("error", "after the load of step 2: KeyError: 'betas' (support/ord")},
     "index_error_in_the_load": {"": ("error", " in load: IndexError: list index out of range (support/")},
     "tuples": {
         "": ("xfail", "known failure full-state-dict-tuples: a tuple among the hyperparameters becomes")
