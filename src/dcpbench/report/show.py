@@ -206,9 +206,9 @@ def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:
     """Return the selected rows, with the shortest names that distinguish their sweeps. Of a selection no cell
     is missing."""
     named = sweeps.with_short_names()
-    return replace(
-        named, frame=select_rows(named.frame, where), sweep_records={} if where else named.sweep_records
-    )
+    if not where:
+        return named
+    return replace(named, frame=select_rows(named.frame, where), sweep_records={})
 
 
 def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
