@@ -410,6 +410,18 @@ def test_difference_of_a_later_optimizer_comes_later(tmp_path: Path) -> None:
     assert "frozen weights" not in found.reason, "they follow from the first optimizer's step"
 
 
+def test_values_of_all_optimizers_of_the_first_step_are_counted(tmp_path: Path) -> None:
+    whole, resumed = Writer().train(1, 12), resuming("step-8.pt", 8)
+    second = {"weights": {"d": 1, "e": 2, "f": 3}, "moments": {"d.exp_avg": 1}, "batch": {}}
+    for writer in (whole, resumed):
+        for at, event in reversed([*enumerate(writer.events)]):
+            if event["e"] == "step":
+                writer.events.insert(at + 1, {**event, "k": event["k"] + 1, "optimizer": 1, "parts": second})
+    found = judged(tmp_path, whole, resumed)
+    assert (found.word, found.compared["weights"], found.compared["moments"]) == ("exact", 5, 2)
+    assert "equal: weights 5, optimizer state 2, buffers, batch, loss" in found.reason
+
+
 def test_state_that_an_inner_optimizer_has_is_not_the_outer_ones(tmp_path: Path) -> None:
     """Loaded into both, as by ZeroRedundancyOptimizer, whose own state is empty in training."""
     none = {step: {"moments": []} for step in range(1, 13)}

@@ -265,13 +265,19 @@ class ResumeComparison:
         return f"; {twice} of {len(seen | left)} samples{of_epoch} are seen twice, {never} never"
 
     def kinds(self) -> dict[str, int]:
-        """Return how many values of each kind were compared at the first step that has any."""
-        counts: dict[str, int] = {}
+        """Return how many values of each kind were compared at the first step that has any, of all of its
+        optimizers."""
+        counts: dict[str, int] = defaultdict(int)
+        first: dict[str, tuple[int, int]] = {}
         for rank, steps in self.steps.items():
             for expected, actual in zip(steps[self._place :], self.actual[rank], strict=False):
                 for kind in expected["parts"].keys() & actual["parts"].keys():
                     both = expected["parts"][kind].keys() & actual["parts"][kind].keys()
-                    counts[kind] = counts.get(kind) or len(both)
+                    place = rank, number(expected)
+                    if not counts[kind]:
+                        first[kind] = place
+                    if first[kind] == place:
+                        counts[kind] += len(both)
         return counts
 
     def changes(self, kind: str) -> int:
