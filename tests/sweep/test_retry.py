@@ -9,17 +9,19 @@ from unittest import mock
 
 import pytest
 
-from dcpbench.config.groups import KeepCheckpoints, StorageConfig
+from dcpbench.config.groups import FaultConfig, KeepCheckpoints, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import PHASE_S, Measurement
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
+from dcpbench.core.statuses import STATUSES
 from dcpbench.executors.base import Executor, HostsLostError
+from dcpbench.plan.plan import _one_per_run
 from dcpbench.rank.messages import CellSpec, WorldSpec
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import read_rows
-from dcpbench.sweep.cell_runner import CellRunner, remove_checkpoints
+from dcpbench.sweep.cell_runner import CellRunner, needs_retry, remove_checkpoints
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.verdict import Verdict
 from support import alone
@@ -35,6 +37,16 @@ def tried(status: str, reason: str | None = None, fault_seen: bool | None = None
     checks = {"model_equal": status != "crash"}
     verdict = Verdict(status, reason, checks, fault_seen=fault_seen)
     return Attempt(verdict, "2026-11-21T00:00:00+00:00", [StageEnd()])
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_cells_that_are_not_ok_are_retried_without_fault(status: str) -> None:
+    assert needs_retry(tried(status), Config()) is (status not in ("pass", "xfail", "skip"))
+    assert not needs_retry(tried(status), Config(retry=0))
+    assert not needs_retry(replace(tried(status), ends=()), Config()), "its ranks never ran"
+    planted = Config(fault=FaultConfig(name="lr_not_restored", target="x.y"))
+    for seen in (True, False):
+        assert not needs_retry(tried(status, fault_seen=seen), planted)
 
 
 KIND = WorldSpec(1, "cpu", False)
@@ -79,6 +91,17 @@ def test_retry_is_another_run(tmp_path: Path, first: str, second: str, keep: str
     assert exit_status([before, after]) == 1
     assert [folder.name for folder in kept] == left
     assert (tmp_path / after.cell / ".hydra" / "overrides.yaml").exists()
+
+
+def test_retries_come_after_all_planned_runs(tmp_path: Path) -> None:
+    first, second = jobs_in(tmp_path, "save=sync,repeat=0", "save=sync,repeat=1", retry=1)
+    second = replace(second, config=replace(second.config, repeat=1))
+    planned = _one_per_run([first, second])
+    retries = [run.retry for run in planned]
+    assert [(run.name, run.config.repeat, run.columns["retry_of"]) for run in retries] == [
+        ("save=sync,repeat=2", 2, 0),
+        ("save=sync,repeat=3", 3, 1),
+    ]
 
 
 @pytest.fixture
