@@ -16,18 +16,11 @@ from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.put import copy_state, perturb_run, put
 from dcpbench.state.snapshot import State, digested
 from dcpbench.workloads.workload import Workload, batches_of
-from support.alone import config, world
+from support.alone import config, trained, world
 from support.ordinary_optimizers import LowStateAdam
 from support.ordinary_workloads import inputs, net, reversed_loss
 
 CASE = "support.ordinary_workloads.made"
-
-
-def trained(steps: int, **chosen: Any) -> OwnRun:
-    given = config(model="short", **chosen)
-    run = build(given, world(), steps)
-    run.train(batches_of(given, torch.device("cpu")), steps)
-    return run
 
 
 def without_flags(state: State) -> State:

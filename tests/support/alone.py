@@ -23,7 +23,10 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.plan import known_failures
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.rank.run_cell import run_cell
+from dcpbench.runs.build_run import build
+from dcpbench.runs.own_run import OwnRun
 from dcpbench.verdict.verdict import Verdict
+from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.ends import reported
 from support.jobs import job
@@ -80,6 +83,14 @@ def _base(chosen: tuple[tuple[str, str], ...]) -> Any:
 def world(rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> World:
     """A rank's view of a world in which there is nobody else."""
     return World(rank, size, torch.device("cpu"), group, group)
+
+
+def trained(steps: int, **chosen: Any) -> OwnRun:
+    """A run of a small model that has trained, on a rank with no others."""
+    given = config(model="short", **chosen)
+    run = build(given, world(), 0)
+    run.train(batches_of(given, world().device), steps)
+    return run
 
 
 def bare_cell(folder: Path, given: Config | None = None, seen_by: World | None = None) -> Cell:

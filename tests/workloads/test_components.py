@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from dcpbench.runs.build_run import build
-from dcpbench.runs.own_run import OwnRun
-from dcpbench.workloads.workload import batches_of
-from support.alone import config, run_alone, world
+from support.alone import config, run_alone, trained, world
 
 pytestmark = pytest.mark.cell
 
@@ -41,13 +39,6 @@ def test_unrestored_component_is_reported(component: str, fault: str) -> None:
     restored = {one.check for one in ran.verdict.failed if one.check.endswith("_equal")}
     assert "extra_equal" in restored
     assert not restored & {"model_equal", "optim_equal"}
-
-
-def trained(steps: int, **chosen: str) -> OwnRun:
-    given = config(model="short", **chosen)
-    run = build(given, world(), 0)
-    run.train(batches_of(given, world().device), steps)
-    return run
 
 
 def test_average_follows_the_weights() -> None:

@@ -8,12 +8,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from conftest import SMALL, Finished, blocks, run, selected
 from dcpbench.compose.limits import resolve, why_skip
 from dcpbench.executors.machine import Machine
-from dcpbench.runs.build_run import build
-from dcpbench.runs.own_run import OwnRun
 from dcpbench.state.snapshot import snapshot_optimizer
 from dcpbench.workloads.optimizers import Optimizers
-from dcpbench.workloads.workload import batches_of
-from support.alone import ONCE, config, group_of_one, run_alone, world
+from support.alone import ONCE, config, group_of_one, run_alone, trained
 
 NO_GPU = Machine(gpus=0, description={})
 OPTIMIZERS = (
@@ -75,15 +72,8 @@ def test_optimizer_state_is_restored(optimizers: Finished, optimizer: str, paral
         assert row["status"] == "pass", row["reason"]
 
 
-def trained(optimizer: str, steps: int) -> OwnRun:
-    given = config(model="short", optimizer=optimizer)
-    run = build(given, world(), 0)
-    run.train(batches_of(given, world().device), steps)
-    return run
-
-
 def test_several_optimizers_act_as_one() -> None:
-    run, other = (trained("adam_and_sgd", steps) for steps in (2, 1))
+    run, other = (trained(steps, optimizer="adam_and_sgd") for steps in (2, 1))
     held = snapshot_optimizer(run.model, run.optimizer)
     assert {name[-1] for name in held if name[:2] == ("state", "net1.weight")} == {
         *("exp_avg", "exp_avg_sq", "step")
