@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,41 +22,27 @@ from dcpbench.runs.build_run import build
 from dcpbench.runs.own_run import OwnRun
 from dcpbench.runs.run import NO_EXCLUSIONS
 from dcpbench.state.snapshot import State, TensorLeaf, digested, named_parameters
-from dcpbench.workloads.workload import batches_of
-from support.alone import ONCE, bare_cell, config, run_alone
+from support.alone import ONCE, bare_cell, config, run_alone, trained
 from support.notes import why_not
 
 
-class Reader:
-    """Reads a full tensor by its key."""
-
-    def __init__(self, read: Callable[[str], torch.Tensor | None] = lambda key: None) -> None:
-        self.read = read
-
-    def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        return self.read(key)
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    """A cell in whose checkpoints there are no tensors to read."""
+    made = bare_cell(tmp_path, config(**ONCE))
+    vars(made)["checkpointer"] = mock.Mock(read_tensor=lambda *_: None)
+    return made
 
 
-def trained(cell: Cell, steps: int) -> OwnRun:
-    run = build(cell.config, cell.world, steps)
-    run.train(batches_of(cell.config, cell.world.device), steps)
-    return run
-
-
-def wrongly_loaded(
-    cell: Cell, reader: Reader, by: Callable[[str], str | None], large: bool = False
-) -> tuple[OwnRun, Checkpoint]:
-    """A run that has loaded nothing, its checkpoint, and what is wrong in the report, with the defects."""
-    saved, target = trained(cell, 2), trained(cell, 1)
-    state = saved.retained_state()
-    if large:
-        state = {check: digested(leaves) for check, leaves in state.items()}
-    vars(cell)["checkpointer"] = reader
+def loaded_wrongly(
+    cell: Cell, state: State, run: OwnRun, by: Callable[[str], str | None] = lambda name: "mine"
+) -> Checkpoint:
+    """Report all in which a run is not as it was saved, with the defects that explain it."""
     checkpoint = Checkpoint(2, "", state)
-    for part, leaves in target.live_state().items():
+    for part, leaves in run.live_state().items():
         found = [replace(one, by=by(one.name)) for one in compare(state[part], leaves)]
         cell.record(CHECK_OF[part], Compared(found, {}, {}), checkpoint.place)
-    return target, checkpoint
+    return checkpoint
 
 
 def wrong(checkpoint: Checkpoint, run: OwnRun) -> set[str]:
@@ -70,9 +57,9 @@ def wrong(checkpoint: Checkpoint, run: OwnRun) -> set[str]:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adam_and_sgd", "adam_tensor_lr"])
 @pytest.mark.parametrize("scheduler", ["step", "multi_step"])
-def test_everything_explained_gets_its_saved_value(optimizer: str, scheduler: str, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE, optimizer=optimizer, scheduler=scheduler))
-    target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
+def test_everything_explained_gets_its_saved_value(optimizer: str, scheduler: str, cell: Cell) -> None:
+    saved, target = (trained(steps, optimizer=optimizer, scheduler=scheduler) for steps in (2, 1))
+    checkpoint = loaded_wrongly(cell, saved.retained_state(), target)
     assert {"net1.weight", "train_state.losses"} <= wrong(checkpoint, target)
     lr = target.optimizer.param_groups[0]["lr"]
     assert repair(cell, target, checkpoint) is None
@@ -81,11 +68,11 @@ def test_everything_explained_gets_its_saved_value(optimizer: str, scheduler: st
         assert target.optimizer.param_groups[0]["lr"] is lr, "which the defaults may share"
 
 
-def test_unexplained_values_stay(tmp_path: Path) -> None:
+def test_unexplained_values_stay(cell: Cell) -> None:
     """Of two mismatches of a name, one is not explained."""
-    cell = bare_cell(tmp_path, config(**ONCE))
-    explained = {"net1.weight", "net2.bias"}
-    target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine" if name in explained else None)
+    explained, target = {"net1.weight", "net2.bias"}, trained(1)
+    by = dict.fromkeys(explained, "mine").get
+    checkpoint = loaded_wrongly(cell, trained(2).retained_state(), target, by)
     before = wrong(checkpoint, target)
     again = Mismatch("net2.bias", Problem.differs)
     cell.record("model_equal", Compared([again], {}, {}), checkpoint.place)
@@ -93,24 +80,21 @@ def test_unexplained_values_stay(tmp_path: Path) -> None:
     assert wrong(checkpoint, target) == before - {"net1.weight"}
 
 
-def test_mismatches_of_another_load_do_not_count(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE))
-    target, checkpoint = wrongly_loaded(cell, Reader(), lambda name: "mine")
+def test_mismatches_of_another_load_do_not_count(cell: Cell) -> None:
+    target = trained(1)
+    checkpoint = loaded_wrongly(cell, trained(2).retained_state(), target)
     before = wrong(checkpoint, target)
     assert repair(cell, target, replace(checkpoint, step=3)) is None
     assert wrong(checkpoint, target) == before
 
 
-def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE))
-    saved, target = trained(cell, 2), build(cell.config, cell.world, 1)
-    vars(cell)["checkpointer"] = Reader()
-    checkpoint = Checkpoint(2, "", saved.retained_state())
-    state, live = (each[StatePart.optimizer] for each in (checkpoint.state, target.live_state()))
-    found = [one for one in compare(state, live) if one.problem == "missing"]
-    assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= {one.name for one in found}
-    explained = [replace(one, by="mine") for one in found]
-    cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
+def test_missing_entries_are_made_like_their_parameters(cell: Cell) -> None:
+    target = build(cell.config, cell.world, 1)
+    checkpoint = loaded_wrongly(cell, trained(2).retained_state(), target)
+    state = checkpoint.state[StatePart.optimizer]
+    found = cell.report.checks["optim_equal"].distinct.values()
+    missing = {one.name for one in found if one.problem is Problem.missing}
+    assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= missing
     assert repair(cell, target, checkpoint) is None
     for name, parameter in named_parameters(target.model).items():
         entries = target.optimizer.state[parameter]
@@ -119,18 +103,14 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
         assert entries["exp_avg"] is not state["state", name, "exp_avg"].local, "later steps change it"
 
 
-def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE))
-    saved = trained(cell, 2)
-    vars(cell)["checkpointer"] = Reader()
-    checkpoint = Checkpoint(2, "", saved.retained_state())
+def test_entry_of_another_dtype_is_replaced(cell: Cell) -> None:
+    saved = trained(2)
     target = copy.deepcopy(saved)
     for entries in target.optimizer.state.values():
         entries |= {"step": entries["step"].bfloat16(), "exp_avg": entries["exp_avg"].bfloat16()}
-    found = compare(checkpoint.state[StatePart.optimizer], target.live_state()[StatePart.optimizer])
+    checkpoint = loaded_wrongly(cell, saved.retained_state(), target)
+    found = cell.report.checks["optim_equal"].distinct.values()
     assert {one.problem for one in found} == {Problem.dtype}
-    explained = [replace(one, by="mine") for one in found]
-    cell.record("optim_equal", Compared(explained, {}, {}), checkpoint.place)
     assert repair(cell, target, checkpoint) is None
     assert wrong(checkpoint, target) == set()
 
@@ -159,24 +139,20 @@ class StatefulLayer(torch.nn.Module):
         ({"steps": 2}, None),
     ],
 )
-def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE))
+def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, cell: Cell) -> None:
     run = build(cell.config, cell.world, 0)
     run.model.counter = StatefulLayer(saved)
-    vars(cell)["checkpointer"] = Reader()
-    checkpoint = Checkpoint(2, "", run.retained_state())
+    state = run.retained_state()
     run.model.counter.value = loaded
-    found = compare(checkpoint.state[StatePart.model], run.live_state()[StatePart.model])
-    cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), checkpoint.place)
+    checkpoint = loaded_wrongly(cell, state, run)
     assert repair(cell, run, checkpoint) is None
     assert wrong(checkpoint, run) == set()
     assert type(run.model.counter.value) is type(saved)
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE))
-    state: State = trained(cell, 2).retained_state()
+def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, cell: Cell) -> None:
+    target, state = trained(1), trained(2).retained_state()
     stored = {
         key_of(part, name): leaf.local + (not is_right)
         for part in (StatePart.model, StatePart.optimizer, StatePart.extra)
@@ -185,7 +161,9 @@ def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_p
     }
     names = {"net1.weight", "state.net1.weight.exp_avg"}
     by = dict.fromkeys(names, "mine").get
-    target, checkpoint = wrongly_loaded(cell, Reader(stored.get), by, large=True)
+    vars(cell)["checkpointer"] = mock.Mock(read_tensor=lambda checkpoint_id, key: stored.get(key))
+    digests: State = {part: digested(leaves) for part, leaves in state.items()}
+    checkpoint = loaded_wrongly(cell, digests, target, by)
     before = wrong(checkpoint, target)
     why = repair(cell, target, checkpoint)
     assert wrong(checkpoint, target) == (before - names if is_right else before)
@@ -219,8 +197,8 @@ def test_known_failure_lists_causes_alone(chosen: dict[str, str], failed: set[st
     assert ran.verdict.checks["loss_resume_equal"] is ran.verdict.checks["state_resume_equal"] is True
 
 
-def test_losses_after_wrong_gradients_are_not_compared(tmp_path: Path) -> None:
-    cell, where = bare_cell(tmp_path, config(**ONCE)), Place("resumed", 2)
+def test_losses_after_wrong_gradients_are_not_compared(cell: Cell) -> None:
+    where = Place("resumed", 2)
     run = build(cell.config, cell.world, 0)
     known = Mismatch("net1.weight", Problem.far, by="mine")
     cell.record("gradient_close", Compared([known], {}, {}), where)
