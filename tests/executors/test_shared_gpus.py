@@ -205,7 +205,8 @@ def test_other_libraries_are_rejected(library: Callable[..., Path], source: str,
     assert versions(path)[0].startswith(f"nccl={path}: ")
 
 
-def test_missing_library_is_reported(refused: Callable[..., str]) -> None:
+def test_missing_library_is_reported(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCPBENCH_NCCL", "")  # the key sets it, and later tests must not have it
     line = refused("nccl=/nowhere/libnccl.so.2", "device=cpu")
     assert line.startswith("dcpbench: nccl=/nowhere/libnccl.so.2: ")
     assert "No such file" in line
