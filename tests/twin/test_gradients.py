@@ -346,6 +346,7 @@ def test_step_compares_values_dtypes_and_shapes(name: Name, value: Any, told: st
     (found,) = compare_step(2, after_step(), {**after_step(), name: value})
     assert (found.name, found.facts["step"]) == (text_of(name), 2)
     assert told in describe(replace(found, sides=TWIN))
+    assert (found.max_abs_diff is None) is ("index []" not in told)  # a distance only of elements
 
 
 def test_missing_names_are_reported() -> None:
