@@ -19,6 +19,7 @@ from dcpbench.analysis.costs import are_comparable
 from dcpbench.analysis.frame import Sweeps, outcomes, plain_rows, without_retries
 from dcpbench.analysis.query import Condition, QueryError, select_rows
 from dcpbench.code.sources import COMMITS, merged_commits
+from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
@@ -121,7 +122,7 @@ def history(
         without_retries(sweeps.with_short_names().frame.assign(folder=sweeps.frame["sweep"])), where
     )
     if rows.empty:
-        every = f"{len(sweeps.frame):,} rows in {len(sweeps.environments):,} sweeps"
+        every = f"{counted(len(sweeps.frame), 'row')} in {counted(len(sweeps.environments), 'sweep')}"
         raise QueryError(f"--where: none of {every} meets every condition")
     shown = _sweeps(rows)
     shown = shown.iloc[-last:] if last else shown

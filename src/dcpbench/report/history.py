@@ -69,7 +69,9 @@ def main(
     written_as = format_of(format, output, _FORMATS)
     sweeps = read_sweeps(folders, details=False)
     if sweeps.frame.empty:
-        problem = "; ".join([f"no rows in {len(sweeps.environments)} sweeps", *sweeps.left_out[:1]])
+        problem = "; ".join(
+            [f"no rows in {counted(len(sweeps.environments), 'sweep')}", *sweeps.left_out[:1]]
+        )
         raise ResultsError(f"{', '.join(map(str, folders))}: {problem}")
     timeline = history(sweeps, metrics, last, conditions)
     if written_as == "json":
