@@ -22,6 +22,7 @@ import psutil
 import pytest
 import yaml
 
+from dcpbench import SAFE_PATH
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.plugins import load_plugins
 from dcpbench.records.store import read_rows
@@ -346,9 +347,12 @@ Command = Callable[..., Printed]
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run a command in this process, which ends with this exit status; a path alone is that of a `report`."""
     from dcpbench.cli import commands
+
+    monkeypatch.setenv(SAFE_PATH[0], "")  # so that what a command sets is undone
+    monkeypatch.delenv(SAFE_PATH[0])
 
     def run(*words: object, status: int = 0) -> Printed:
         capsys.readouterr()
