@@ -421,15 +421,20 @@ def _steps_with(compared: ResumeComparison, difference: Difference, values: Name
 
 
 def _right_inputs(compared: ResumeComparison, difference: Difference) -> str:
-    """Return how many inputs of the first call that differs are those of its step, if one is that no other
-    step has; else empty."""
+    """Return how many inputs, up to the first call that differs, are those of the step, if one is that no
+    other step has; else empty."""
     if difference.kind != "batch":
         return ""
     expected, steps = difference.expected, compared.steps[difference.rank]
-    call = min((name.partition(".")[0] for name in difference.names), key=lambda text: (len(text), text))
-    inputs = {name: value for name, value in expected.items() if name.partition(".")[0] == call}
-    right = {value for name, value in inputs.items() if difference.actual.get(name) == value}
+
+    def call_of(name: str) -> tuple[int, str]:
+        call = name.partition(".")[0]
+        return len(call), call  # `call 10` comes after `call 9`
+
+    call = min(map(call_of, difference.names))
+    inputs = {name: value for name, value in expected.items() if call_of(name) <= call}
+    right = [value for name, value in inputs.items() if difference.actual.get(name) == value]
     elsewhere = (step["parts"]["batch"].values() for step in steps if number(step) != difference.step)
-    if not right.difference(*elsewhere):
+    if not {*right}.difference(*elsewhere):
         return ""
     return f"step {difference.step} in {len(right)} of its {len(inputs)} tensors"
