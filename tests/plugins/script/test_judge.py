@@ -232,6 +232,30 @@ def test_an_input_beside_the_right_data_is_no_lost_position(
     assert cause in found.cause
 
 
+@pytest.mark.parametrize(
+    ("calls", "losses", "gradients", "word", "kind"),
+    [
+        ([5], 1, [409, 509], "exact", None),
+        ([5], 1, [1, 2], "diverges", "gradients"),  # a validation is called before the step
+        ([4], 1, [1, 2], "diverges", "batch"),
+        ([5], 0, [1, 2], "diverges", "batch"),  # half of an accumulation is lost
+        ([5], 0, [409, 509], "exact", None),  # it was saved
+    ],
+)
+def test_calls_that_the_first_step_after_a_start_has_not(
+    tmp_path: Path, calls: list[int], losses: int, gradients: list[int], word: str, kind: str | None
+) -> None:
+    whole, resumed = Writer().train(1, 12), resuming("step-8.pt", 8, {9: {"gradients": gradients}})
+    for writer, of_step, count in ((whole, [4, 5], 1), (resumed, calls, losses)):
+        step = next(
+            event for event in writer.events if event["e"] == "step" and event["parts"]["loss"] == {"0": 909}
+        )
+        step["parts"]["batch"] = {f"call {place}.0": call for place, call in enumerate(of_step)}
+        step["parts"]["loss"] = dict.fromkeys(map(str, range(count)), 909)
+    found = judged(tmp_path, whole, resumed)
+    assert (found.word, found.first and found.first.kind) == (word, kind), found.reason
+
+
 def test_failure_of_the_recorder_is_no_fault_of_the_script(tmp_path: Path) -> None:
     resumed = Writer()
     resumed.event("broken", error="KeyError('x')")

@@ -96,6 +96,25 @@ def test_a_model_that_the_script_drops_is_freed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_gradients_of_each_sample_are_of_one_step(tmp_path: Path) -> None:
+    """By transforms of `torch.func`, inside which the module has other parameters."""
+    events = events_of(
+        tmp_path,
+        "import torch\n"
+        "from torch.func import functional_call, grad, vmap\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "def loss_of(params, x): return functional_call(model, params, (x[None],)).sum()\n"
+        "of_each = vmap(grad(loss_of), (None, 0))(dict(model.named_parameters()), torch.ones(5, 2))\n"
+        "for name, parameter in model.named_parameters(): parameter.grad = of_each[name].mean(0)\n"
+        "optimizer.step()\n",
+    )
+    assert [event["e"] for event in events if event["e"] in ("step", "broken")] == ["step"]
+    (step,) = [event for event in events if event["e"] == "step"]
+    assert [len(step["parts"][kind]) for kind in ("batch", "weights", "gradients")] == [1, 4, 4]
+
+
+@pytest.mark.slow
 def test_step_of_an_inner_optimizer_belongs_to_the_outer_one(tmp_path: Path) -> None:
     """As of SAM, or of an optimizer that shards the state of another one."""
     events = events_of(

@@ -173,10 +173,15 @@ class ResumeComparison:
         if rank and "DistributedDataParallel" in self.resumed.about["classes"]:
             left_out.add("buffers")  # which it gets from rank 0 in the forward pass
         for step, other in zip(actual[:1], expected[:1], strict=False):
-            fewer = len(step["parts"]["batch"]) < len(other["parts"]["batch"])
+            calls, of_other = ([*of["parts"]["batch"].values()] for of in (step, other))
+            losses, other_losses = (len(of["parts"].get("loss", ())) for of in (step, other))
+            fewer = len(calls) < len(of_other)
             if fewer and "gradients" not in different(other, step):
-                # Those of the other batches were saved, or there are none, as of a validation.
+                # Those of the other batches were saved, or there are none.
                 left_out |= {"buffers", "batch", "loss", "modes"}
+            elif fewer and calls == of_other[-len(calls) :] and losses == other_losses:
+                # The others have no backward pass, as of a validation.
+                left_out |= {"buffers", "batch", "modes"}
         first = in_steps(expected[:1], actual[:1], rank)
         yield from (difference for difference in first if difference.kind not in left_out)
         later = in_steps(expected[1:], actual[1:], rank)

@@ -9,6 +9,7 @@ from itertools import accumulate, islice
 from typing import Any, Iterator, Mapping
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 Parts = dict[str, dict[str, Any]]
 """Values by name, by kind."""
@@ -23,12 +24,17 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def digests(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the digests of tensors by name; of a DTensor that of its shard. One element has the same digest
     on each device: how a checkpoint is loaded decides where an optimizer's `step` is."""
+    with temporarily_clear_interpreter_stack():  # a transform such as `grad` wraps what is computed in it
+        return _digests(values)
+
+
+def _digests(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(values, 0)
     elsewhere: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, value in values.items():
         if hasattr(value, "local_shards"):  # of a ShardedTensor, which is not a tensor of its shards' kind
             shards = {str(place): shard.tensor for place, shard in enumerate(value.local_shards())}
-            found[name] = sum(digests(shards).values())
+            found[name] = sum(_digests(shards).values())
             continue
         if torch.nn.parameter.is_lazy(value):  # it has no values yet
             continue

@@ -110,7 +110,8 @@ class Steps:
         """Record the loss that a backward pass begins with: its first argument."""
         first = [*args, *kwargs.values()][0]
         loss: Any = first[0] if isinstance(first, (tuple, list)) and first else first
-        if getattr(loss, "numel", lambda: 0)() == 1:
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # then there is a loss of each sample
+        if torch.is_tensor(loss) and loss.numel() == 1 and not is_wrapped(loss):
             loss = getattr(loss, "_local_tensor", loss).detach().double().reshape(())
             # The bits of a float64 are fetched like digests.
             self._parts["loss"][str(len(self._parts["loss"]))] = loss.view(torch.int64)
