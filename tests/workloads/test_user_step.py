@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-import workloads.transformers
+import workloads.stand_in_transformers
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.rank_report import Skip
 from dcpbench.runs.run import GradientUse, noting_uses, use_suffixes
@@ -72,7 +72,7 @@ def test_workloads_of_the_documentation_train_and_resume(
     (code,) = re.findall(rf"<!-- file: {name}.py -->\n```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "transformers", workloads.transformers)
+    monkeypatch.setitem(sys.modules, "transformers", workloads.stand_in_transformers)
     verdict = run_alone(workload={"target": f"{name}.build"}, saves=1).verdict
     del sys.modules[name]  # other tests have a module of this name in another folder
     assert (verdict.status, verdict.training) == ("pass", True), verdict.reason
