@@ -54,7 +54,7 @@ def test_rows_of_stops(checked: Finished) -> None:
     assert first["config"]["script.command"].endswith("plain.py '{out}' no_optimizer")
     assert first["config"]["--stop"] == "kill@11"
     assert len({row["config_digest"] for row in rows}) == 3
-    assert rows[1]["reason"].startswith("from the start: no checkpoint was complete")
+    assert rows[1]["reason"].startswith("exact: from the start: no checkpoint was complete")
 
 
 def test_secrets_are_written_nowhere(checked: Finished) -> None:
