@@ -350,6 +350,7 @@ Command = Callable[..., Printed]
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run a command in this process, which ends with this exit status; a path alone is that of a `report`."""
     from dcpbench.cli import commands
+    from dcpbench.executors.agent import end_own_agent
 
     monkeypatch.setenv(SAFE_PATH[0], "")  # so that what a command sets is undone
     monkeypatch.delenv(SAFE_PATH[0])
@@ -357,7 +358,10 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(*words: object, status: int = 0) -> Printed:
         capsys.readouterr()
         named = ["report"] if isinstance(words[0], Path) else []
-        ended, printed = commands.main([*named, *map(str, words)]), Printed(*capsys.readouterr())
+        try:
+            ended, printed = commands.main([*named, *map(str, words)]), Printed(*capsys.readouterr())
+        finally:
+            end_own_agent()  # which would end with the command's process
         assert ended == status, printed
         return printed
 
