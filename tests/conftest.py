@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import psutil
 import pytest
 import yaml
 
-from dcpbench import SAFE_PATH
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.plugins import load_plugins
 from dcpbench.records.store import read_rows
@@ -347,13 +347,10 @@ Command = Callable[..., Printed]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """Run a command in this process, which ends with this exit status; a path alone is that of a `report`."""
     from dcpbench.cli import commands
     from dcpbench.executors.agent import end_own_agent
-
-    monkeypatch.setenv(SAFE_PATH[0], "")  # so that what a command sets is undone
-    monkeypatch.delenv(SAFE_PATH[0])
 
     def run(*words: object, status: int = 0) -> Printed:
         capsys.readouterr()
@@ -365,7 +362,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         assert ended == status, printed
         return printed
 
-    return run
+    with mock.patch.dict(os.environ):  # what a command sets is undone
+        yield run
 
 
 @pytest.fixture

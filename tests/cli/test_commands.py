@@ -157,10 +157,10 @@ def test_ctrl_c_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert main(["report", str(tmp_path)]) == 130
 
 
-def test_agent_of_a_refused_sweep_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_of_a_refused_sweep_is_ended(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     """It would go on importing torch, with the pipes of the driver open."""
     calls: list[str] = []
     monkeypatch.setattr(run, "own_agent", lambda _: calls.append("began"))
     monkeypatch.setattr(run, "end_own_agent", lambda: calls.append("ended"))
-    assert main(["seed=1", "sead=1"]) == 2
+    command("seed=1", "sead=1", status=2)
     assert calls == ["began", "ended"]

@@ -1,6 +1,6 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,8 +29,8 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, Place
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.core.state import CHECK_OF, Name, StatePart, key_of, text_of
-from dcpbench.runs.put import change_again, perturb_run
+from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
+from dcpbench.runs.put import Unchanged, change_again, perturb_run
 from dcpbench.runs.run import Exclusions, Run, TrainingEndedError
 from dcpbench.state.snapshot import Leaves, State, retained
 
@@ -81,9 +81,7 @@ def perturb_target(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
     return controls
 
 
-def _controls(
-    cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Mapping[StatePart, Collection[Name]]
-) -> Controls:
+def _controls(cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchanged) -> Controls:
     """Compare a checkpoint with a target that was made different, and with changed copies of what is
     `unchanged` in it."""
     controls: Controls = {}

@@ -27,6 +27,7 @@ from dcpbench.formats.audit import compare_manifest
 from dcpbench.runs import build_run
 from dcpbench.runs.run import Exclusions, Run
 from dcpbench.state.snapshot import Leaves, State, retained
+from dcpbench.workloads.generators import States
 
 
 @dataclass
@@ -58,7 +59,7 @@ class ReferenceRun:
     exclusions: Exclusions = field(default_factory=Exclusions)
     unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
     after_first_step: dict[int, Leaves] = field(default_factory=dict)
-    generators: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    generators: dict[int, States] = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
     exactly: bool = True
     window: Window | None = None
